@@ -3,8 +3,9 @@
     python -m benchmarks.demo [--seeds 1 2 3] [--windows 12]
 
 Runs the demo once per seed, each in a new home with a newly made base model. Prints a Markdown
-table: P&L of the base, the final policy and the oracle on unseen scenarios, the paired difference
-with its 95 % interval, the share of the gap closed, and the wall time.
+table: P&L of the base, the base after supervised fine-tuning on the best plays, the final policy,
+the best scripted rule and the oracle on unseen scenarios; the paired difference of final and base
+with its 95 % interval, the share of the gap from base to rule that is closed, and the wall time.
 """
 
 import argparse
@@ -17,8 +18,8 @@ import time
 from typing import TypedDict
 
 HEADER = (
-    "| seed | base | final | oracle | difference, 95 % interval | gap closed | time |",
-    "| --- | --- | --- | --- | --- | --- | --- |",
+    "| seed | base | SFT | final | best rule | oracle | difference, 95 % interval | gap | time |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 )
 
 
@@ -27,7 +28,9 @@ class DemoReport(TypedDict):
 
     seed: int
     pnl_base: float
+    pnl_sft: float
     pnl_final: float
+    pnl_rule: float
     pnl_oracle: float
     difference: float
     difference_low: float
@@ -54,7 +57,8 @@ def run(seed: int, windows: int) -> tuple[DemoReport, float]:
 def row(report: DemoReport, wall_s: float) -> str:
     low, high = report["difference_low"], report["difference_high"]
     return (
-        f"| {report['seed']} | {report['pnl_base']:.1f} | {report['pnl_final']:.1f}"
+        f"| {report['seed']} | {report['pnl_base']:.1f} | {report['pnl_sft']:.1f}"
+        f" | {report['pnl_final']:.1f} | {report['pnl_rule']:.1f}"
         f" | {report['pnl_oracle']:.1f} | {report['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
         f" | {report['gap_closed']:.0%} | {wall_s:.0f} s |"
     )

@@ -54,4 +54,3 @@ class BabylonResults(WritableFileSystem):
 
     def _place(self, home: Path, path: str) -> Path:
         return results(home) / self.folder / path
-

@@ -74,14 +74,16 @@ def print_demo(report: DemoReport) -> None:
         ["", "P&L", "win rate"],
         [
             ["base model", final.pnl_base, final.win_rate_base],
+            ["base model, taught the best plays", final.pnl_sft, None],
             [f"policy v{report.policy_version}", final.pnl_final, final.win_rate_final],
+            [f"best scripted rule, {final.rule}", final.pnl_rule, None],
             ["oracle", final.pnl_oracle, None],
         ],
     )
     print(
         f"difference {final.difference:+.1f} a scenario,"
         f" 95 % interval [{final.difference_low:+.1f}, {final.difference_high:+.1f}];"
-        f" {final.gap_closed:.0%} of the way from base to oracle;"
+        f" {final.gap_closed:.0%} of the way from base to the best rule;"
         f" {report.duration_s / 60:.1f} minutes"
     )
     print("\nWhere to look next:")

@@ -195,6 +195,12 @@ class TrainingSettings(Group):
         "leave_one_out", "ADVANTAGE"
     )
     """Baseline and scale of advantages; docs/trainer.md explains them."""
+    credit: Literal["trajectory", "decision"] = _env("decision", "CREDIT")
+    """Unit that is compared: whole trajectories, or each decision with the others' of the same
+    tick, where the scorer knows the decisions' rewards.
+    """
+    discount: float = _env(0.0, "DISCOUNT", ge=0, le=1)
+    """Weight of each later step's reward in a decision's return, relative to the step before it."""
     call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
         "trajectory", "CALL_WEIGHT"
     )
@@ -218,13 +224,13 @@ class TrainingSettings(Group):
     short. Unset: a number that fits the model and the device.
     """
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
-    """Weight of the KL divergence to the reference policy in the loss."""
-    kl_reference: Literal["base", "parent"] = _env("base", "KL_REFERENCE")
-    """Reference of that divergence: the model without its adapter, with LoRA only, or the policy
-    that an update starts from.
+    """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
+    anchor_rate: float = _env(0.1, "ANCHOR_RATE", ge=0, le=1)
+    """Part of the way to the policy that the anchor moves after each update. 0: it stays; 1: it is
+    the policy that an update starts from.
     """
-    entropy_bonus: float = _env(0.0, "ENTROPY_BONUS", ge=0)
-    """Weight of the entropy of a reply's tokens in the loss, which keeps replies varied."""
+    entropy_floor: float = _env(0.0, "ENTROPY_FLOOR", ge=0)
+    """Nats a token: replies less varied than that are made more varied. 0: none are."""
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         _env("token_truncate", "IMPORTANCE")
     )
@@ -260,15 +266,6 @@ class TrainingSettings(Group):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_kl_penalty_has_a_reference(self) -> Self:
-        if self.kl_penalty and self.tuning == "full" and self.kl_reference == "base":
-            raise ValueError(
-                f"KL_PENALTY={self.kl_penalty:g} with TUNING='full', which keeps no copy of the"
-                " base model: set KL_REFERENCE=parent, or TUNING=lora, or unset KL_PENALTY"
             )
         return self
 

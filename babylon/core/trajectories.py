@@ -52,13 +52,25 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         return self.completion_token_ids is None
 
 
+class Payoff(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+    """The part of a trajectory's P&L that one step's decision made, known in hindsight.
+
+    ``failed``: the reply was malformed, or the action was refused.
+    """
+
+    step: int
+    pnl_usd: float
+    failed: bool = False
+
+
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One agent's play in one window, reduced to the facts that scoring and training need.
 
     ``pnl_usd``: profit inside this window, not the agent's lifetime P&L. ``drawdown_usd``: the
     largest fall of the P&L from a peak inside this window; 0 in artifacts of earlier versions,
     which lack it. ``wins``: the ``trades`` that closed or resolved in profit. ``actions``:
-    successful steps other than HOLD.
+    successful steps other than HOLD. ``payoffs``: one for each step, their sum is ``pnl_usd``; none
+    in artifacts of earlier versions.
     """
 
     trajectory_id: str
@@ -74,6 +86,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     calls: tuple[Call, ...]
     drawdown_usd: float = 0.0
+    payoffs: tuple[Payoff, ...] = ()
 
     @property
     def win_rate(self) -> float:
@@ -82,13 +95,17 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a trajectory that the trainer may see: no ground truth."""
+    """The part of a trajectory that the trainer may see: no ground truth.
+
+    ``rewards``: step → the part of the score that its decision earned, if the scorer knows it.
+    """
 
     trajectory_id: str
     agent_id: str
     scenario_id: str
     score: float
     calls: tuple[Call, ...]
+    rewards: dict[int, float] = {}
 
 
 # Only the judge reads ``game_json`` (the steps as the game wrote them), ``knowledge_json`` (ground
@@ -108,6 +125,7 @@ TRAJECTORY_SCHEMA = pl.Schema(
         ("actions", pl.Int64),
         ("steps", pl.Int64),
         ("calls_json", pl.String),
+        ("payoffs_json", pl.String),
         ("game_json", pl.String),
         ("knowledge_json", pl.String),
         ("step_rewards_json", pl.String),
@@ -124,6 +142,7 @@ def trajectory_row(
     return {
         **{name: getattr(trajectory, name) for name in PLAIN},
         "calls_json": msgspec.json.encode(trajectory.calls).decode(),
+        "payoffs_json": msgspec.json.encode(trajectory.payoffs).decode(),
         "game_json": game_json,
         "knowledge_json": knowledge_json,
         "step_rewards_json": step_rewards_json,
@@ -137,20 +156,28 @@ def read_trajectories(home: Home, artifact: Artifact) -> list[Trajectory]:
 
 def iter_trajectories(home: Home, artifact: Artifact) -> Iterator[Trajectory]:
     """Yield the same, with a portion of them in memory."""
-    for frame in iter_artifact(home, artifact, [*PLAIN, "calls_json"]):
-        for plain, calls in _with_calls(frame.iter_rows(named=True)):
-            yield Trajectory(**plain, calls=calls)
+    for frame in iter_artifact(home, artifact, [*PLAIN, "calls_json", "payoffs_json"]):
+        for row in _decoded(frame.iter_rows(named=True)):
+            yield Trajectory(**row)
 
 
 def training_rows(home: Home, artifact: Artifact) -> list[TrainingRow]:
     """Read the trainer's rows of a scored artifact. The ground truth columns are not read."""
-    rows = read_artifact(home, artifact, [*_LEARNT_FROM, "calls_json"]).iter_rows(named=True)
-    return [TrainingRow(**plain, calls=calls) for plain, calls in _with_calls(rows)]
+    frame = read_artifact(home, artifact, [*_LEARNT_FROM, "calls_json", "rewards_json"])
+    return [TrainingRow(**row) for row in _decoded(frame.iter_rows(named=True))]
 
 
-def _with_calls(
-    rows: Iterable[dict[str, Any]],
-) -> Iterable[tuple[dict[str, Any], tuple[Call, ...]]]:
-    decoder = msgspec.json.Decoder(tuple[Call, ...])
+_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    "calls": msgspec.json.Decoder(tuple[Call, ...]),
+    "payoffs": msgspec.json.Decoder(tuple[Payoff, ...]),
+    "rewards": msgspec.json.Decoder(dict[int, float]),
+}
+
+
+def _decoded(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows with the JSON columns that they have; artifacts of earlier versions lack some."""
     for row in rows:
-        yield row, decoder.decode(row.pop("calls_json"))
+        for name, decoder in _DECODERS.items():
+            if (text := row.pop(f"{name}_json", None)) is not None:
+                row[name] = decoder.decode(text)
+        yield row

@@ -11,15 +11,17 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
+from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import WindowResult
 from babylon.core.windows import Window
 from babylon.evaluation.arena.confidence import paired_difference
-from babylon.evaluation.arena.play import Plays, play, scripted
+from babylon.evaluation.arena.play import Plays, best_rule, play, scripted
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -31,6 +33,7 @@ from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.serving.serve import serving
 from babylon.store import Store, open_store
 from babylon.store.policies import champion, ensure_base, get_policy
+from babylon.store.windows import list_windows
 
 AGENTS = 64  # eight scenarios of eight agents an hour
 PLAY_MIN = 6  # game minutes an hour, one decision each
@@ -54,16 +57,23 @@ PlayHour = Callable[[FleetPlan], Awaitable[FleetResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
-    """Base against final policy on the same unseen scenarios. Mean P&L in simulator dollars."""
+    """Base against final policy on the same unseen scenarios. Mean P&L in simulator dollars.
+
+    ``rule`` is the scripted rule that earns most there. ``pnl_sft`` is that of the base model after
+    supervised fine-tuning on the best play of every scenario of all hours.
+    """
 
     scenarios: int
     pnl_base: float
+    pnl_sft: float
     pnl_final: float
+    rule: str
+    pnl_rule: float
     pnl_oracle: float
     difference: float
     difference_low: float  # 95 % interval of the paired difference
     difference_high: float
-    gap_closed: float  # share of the distance from base to oracle
+    gap_closed: float  # share of the distance from base to the best rule
     win_rate_base: float
     win_rate_final: float
 
@@ -127,10 +137,11 @@ async def run_demo(
 
             results, played = await _hours(play_hour, settings.seed, windows, train, say, step)
         say("base and final policy meet on unseen scenarios")
-        final = await _compare(store, settings.seed)
+        final = await _compare(store, settings.seed, settings.home)
         policy, _ = await champion(store)
     levels = {
         "oracle": final.pnl_oracle,
+        f"best rule, {final.rule}": final.pnl_rule,
         "base model": final.pnl_base,
         "final policy": final.pnl_final,
     }
@@ -199,30 +210,50 @@ def _line(result: WindowResult, fleet: FleetResult) -> str:
     )
 
 
-async def _compare(store: Store, seed: int) -> Final:
+async def _compare(store: Store, seed: int, home: Home) -> Final:
     suite = unseen_scenarios("final", str(seed), FINAL_SCENARIOS)
 
-    async def arena(version: int) -> Plays:
-        policy = await get_policy(store, version)
-        player = await asyncio.to_thread(checkpoint_player, policy.uri, seed)
+    async def arena(checkpoint: str) -> Plays:
+        player = await asyncio.to_thread(checkpoint_player, checkpoint, seed)
         return await asyncio.to_thread(play, player, suite)
 
     policy, _ = await champion(store)
-    base, final = await arena(0), await arena(policy.policy_version)
-    best = play(scripted(oracle), suite).mean_pnl
+    base_uri = (await get_policy(store, 0)).uri
+    base, final = await arena(base_uri), await arena(policy.uri)
+    taught = await arena(str(await _taught(store, home, base_uri)))
+    rule, best = await asyncio.to_thread(best_rule, suite)
     difference = paired_difference(base.pnl, final.pnl)
     return Final(
         scenarios=len(suite),
         pnl_base=base.mean_pnl,
+        pnl_sft=taught.mean_pnl,
         pnl_final=final.mean_pnl,
-        pnl_oracle=best,
+        rule=rule,
+        pnl_rule=best.mean_pnl,
+        pnl_oracle=play(scripted(oracle), suite).mean_pnl,
         difference=difference.mean,
         difference_low=difference.low,
         difference_high=difference.high,
-        gap_closed=difference.mean / (best - base.mean_pnl),
+        gap_closed=difference.mean / (best.mean_pnl - base.mean_pnl),
         win_rate_base=float(base.win_rate.mean()),
         win_rate_final=float(final.win_rate.mean()),
     )
+
+
+async def _taught(store: Store, home: Home, base: str) -> Path:
+    """Teach the base model the best play of every scenario, and return the checkpoint."""
+    from babylon.training.sft import fine_tune
+
+    rows: dict[str, TrainingRow] = {}
+    for window in await list_windows(store):
+        if window.scored is not None:
+            for row in training_rows(home, window.scored.artifact):
+                if row.scenario_id not in rows or row.score > rows[row.scenario_id].score:
+                    rows[row.scenario_id] = row
+    target = home.root / "sft"
+    teach = partial(fine_tune, base, [*rows.values()], target, tuning="full", batch_size=8)
+    await asyncio.to_thread(teach)
+    return target
 
 
 def report_json(report: DemoReport) -> dict[str, Any]:

@@ -20,10 +20,18 @@ from itertools import accumulate
 import msgspec
 
 from babylon.quality.decode import GameAction, GameMetrics, GameStep, Reason, RejectedError
+from babylon.quality.traded import (
+    CLOSING,
+    DECISION,
+    OPENING,
+    market_of,
+    number_of,
+    positive,
+    side_of,
+)
 
 HOLD = "HOLD"
 _SIDES = {"LONG": 1, "SHORT": -1}
-_OPENING, _CLOSING, _DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
 
 
 class StepReward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -49,7 +57,7 @@ class Outcomes:
             answer = str(row.get("outcome")).upper()
             if (market := row.get("predictionMarketId")) and answer in ("YES", "NO"):
                 self.resolved[str(market)] = answer
-            start, end = _positive(row.get("startPrice")), _positive(row.get("endPrice"))
+            start, end = positive(row.get("startPrice")), positive(row.get("endPrice"))
             if (ticker := row.get("stockTicker")) and start and end:
                 self.prices[str(ticker)] = (start, end)
 
@@ -102,7 +110,7 @@ def won(action: GameAction) -> bool | None:
         for verdict in (action.correctness.prediction_correct, action.correctness.perp_correct):
             if verdict is not None:
                 return verdict
-    if not action.action_type.startswith(_CLOSING) or not isinstance(action.result, dict):
+    if not action.action_type.startswith(CLOSING) or not isinstance(action.result, dict):
         return None
     pnl = action.result.get("pnl")
     return pnl > 0 if isinstance(pnl, int | float) and not isinstance(pnl, bool) else None
@@ -144,12 +152,12 @@ def step_rewards(
     closed: set[str] = set()
     for step in reversed(steps):  # closing steps come before the trades that they close
         action = step.action
-        market = _market(action)
+        market = market_of(action)
         if not action.success or market is None:
             continue
-        if action.action_type.startswith(_CLOSING):
+        if action.action_type.startswith(CLOSING):
             closed.add(market)
-        elif market not in closed and action.action_type.startswith((*_OPENING, _DECISION)):
+        elif market not in closed and action.action_type.startswith((*OPENING, DECISION)):
             names = (f"{scenario_id}:{market}", market)
             if reward := _prediction(step, names, outcomes) or _perpetual(step, names, outcomes):
                 rewards.append(reward)
@@ -158,10 +166,10 @@ def step_rewards(
 
 def _prediction(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
     answer = next((outcomes.resolved[name] for name in names if name in outcomes.resolved), None)
-    side = _side(step.action)
+    side = side_of(step.action)
     if answer is None or side not in ("YES", "NO"):
         return None
-    shares, dollars = _number(step.action, "shares"), _number(step.action, "dollars")
+    shares, dollars = number_of(step.action, "shares"), number_of(step.action, "dollars")
     gain = shares / dollars - 1 if shares and dollars else 1.0
     return StepReward(
         step_number=step.step_number,
@@ -172,45 +180,18 @@ def _prediction(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> Ste
 
 def _perpetual(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
     prices = next((outcomes.prices[name] for name in names if name in outcomes.prices), None)
-    sign = _SIDES.get(_side(step.action))
+    sign = _SIDES.get(side_of(step.action))
     if prices is None or sign is None:
         return None
-    entry = _number(step.action, "entryPrice") or _number(step.action, "price") or prices[0]
+    entry = number_of(step.action, "entryPrice") or number_of(step.action, "price") or prices[0]
     change = sign * (prices[1] / entry - 1)
     if change == 0:
         return None
     return StepReward(
         step_number=step.step_number,
         perp_correct=change > 0,
-        reward=_clip((_number(step.action, "leverage") or 1.0) * change),
+        reward=_clip((number_of(step.action, "leverage") or 1.0) * change),
     )
-
-
-def _market(action: GameAction) -> str | None:
-    parameters = _fields(action.parameters)
-    name = parameters.get("marketId") or parameters.get("ticker")
-    return name if isinstance(name, str) else None
-
-
-def _side(action: GameAction) -> str:
-    parameters = _fields(action.parameters)
-    return str(parameters.get("side") or parameters.get("outcome")).upper()
-
-
-def _number(action: GameAction, key: str) -> float | None:
-    """Return a positive number of the result, else of the parameters that were asked for."""
-    result, parameters = _fields(action.result), _fields(action.parameters)
-    return _positive(result.get(key)) or _positive(parameters.get(key))
-
-
-def _fields(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _positive(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value > 0 else None
 
 
 def _clip(reward: float) -> float:

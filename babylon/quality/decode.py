@@ -76,10 +76,11 @@ class EnvironmentState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Correctness(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Verdict on a decided trade."""
+    """Verdict on a decided trade. ``price_change``: of a perpetual until its end, in percent."""
 
     prediction_correct: bool | None = None
     perp_correct: bool | None = None
+    price_change: object = None
 
 
 class GameAction(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -41,6 +41,7 @@ from babylon.quality.decode import (
     decode,
     is_deep,
 )
+from babylon.quality.payoffs import payoffs
 from babylon.store.calls import RecordedCall
 from babylon.store.rejections import Rejection
 
@@ -220,7 +221,8 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
     calls = policy_calls(row.trajectory_id, steps, _LOGS.decode(row.logs_json), gateway)
     _check_play(steps, calls, row.total_reward, quality)
     scenario_id = row.scenario_id or window.id
-    rewards = step_rewards(steps, _outcomes(row.outcomes_json), scenario_id)
+    outcomes = _outcomes(row.outcomes_json)
+    rewards = step_rewards(steps, outcomes, scenario_id)
     wins, trades = count_wins(steps, rewards)
     trajectory = Trajectory(
         trajectory_id=row.trajectory_id,
@@ -236,6 +238,7 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
         actions=count_actions(steps),
         steps=len(steps),
         calls=calls,
+        payoffs=payoffs(steps, outcomes, scenario_id, pnl_usd),
     )
     return Accepted(trajectory, metadata.game_knowledge, rewards)
 

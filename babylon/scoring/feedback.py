@@ -2,8 +2,9 @@
 
     score = the sum of the trajectory's feedback named ``reward``: its own, its steps', its calls'
 
-Feedback of other names appears as components: the sum of its values. A trajectory without a reward
-is rejected, because a reward that did not arrive is not a low one; a recipe trains it later.
+A reward of a step is also that decision's own (``CREDIT=decision``). Feedback of other names
+appears as components: the sum of its values. A trajectory without a reward is rejected, because a
+reward that did not arrive is not a low one; a recipe trains it later.
 """
 
 import math
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from babylon.core.trajectories import Trajectory
 from babylon.quality.decode import Reason
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
-from babylon.store.feedback import REWARD, known_feedback
+from babylon.store.feedback import REWARD, Feedback, known_feedback
 from babylon.store.rejections import Rejection
 
 
@@ -22,19 +23,25 @@ async def feedback(
 ) -> list[ScoreOrRejection]:
     """Return the sum of each trajectory's rewards, or its rejection if it was given none."""
     names = [trajectory.trajectory_id for trajectory in trajectories]
-    values: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    of_one: defaultdict[str, list[Feedback]] = defaultdict(list)
     for given in await known_feedback(context.store, context.window_id, names):
         if given.value is not None:
-            values[given.trajectory_id][given.name].append(given.value)
-    return [_score(name, values[name]) for name in names]
+            of_one[given.trajectory_id].append(given)
+    return [_score(name, of_one[name]) for name in names]
 
 
-def _score(trajectory_id: str, values: dict[str, list[float]]) -> ScoreOrRejection:
+def _score(trajectory_id: str, given: Sequence[Feedback]) -> ScoreOrRejection:
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    rewards: defaultdict[int, float] = defaultdict(float)
+    for one in given:
+        values[one.name].append(one.value or 0.0)
+        if one.name == REWARD and one.step is not None:
+            rewards[one.step] += one.value or 0.0
     if REWARD not in values:
         return Rejection(
             trajectory_id=trajectory_id,
             reason=Reason.NO_FEEDBACK,
             detail=f"no feedback named {REWARD} came before the window was collected",
         )
-    sums = {name: math.fsum(given) for name, given in values.items()}
-    return Score(sums.pop(REWARD), sums)
+    sums = {name: math.fsum(parts) for name, parts in values.items()}
+    return Score(sums.pop(REWARD), sums, rewards)

@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import msgspec
+
 from babylon.core.errors import BabylonError, ConfigError, ScoringError, reason_of
 from babylon.core.settings import JudgeSettings, Settings
 from babylon.core.trajectories import Trajectory
@@ -35,10 +37,15 @@ from babylon.store.rejections import Rejection
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score with optional details: its parts, its interval, and the judge's reasons and text."""
+    """A score with optional details: its parts, its interval, and the judge's reasons and text.
+
+    ``rewards``: step → the part of the score that its decision earned (``CREDIT=decision``). The
+    part that belongs to no step is the score less their sum.
+    """
 
     value: float
     components: dict[str, float] = field(default_factory=dict)
+    rewards: dict[int, float] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
     reasons: tuple[str, ...] = ()
@@ -105,6 +112,17 @@ async def score(
     ]
 
 
+def rewards_json(
+    trajectories: Sequence[Trajectory], scores: Sequence[ScoreOrRejection]
+) -> dict[str, str]:
+    """Return trajectory id → the rewards of its steps, for the scored artifact."""
+    return {
+        trajectory.trajectory_id: msgspec.json.encode(given.rewards).decode()
+        for trajectory, given in zip(trajectories, scores, strict=True)
+        if isinstance(given, Score)
+    }
+
+
 def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
     if isinstance(value, Rejection):
         return value
@@ -118,6 +136,11 @@ def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
         raise ScoringError(
             f"scorer {name} returned {got} for trajectory {trajectory.trajectory_id}:"
             " scores must be finite numbers"
+        )
+    if not all(map(math.isfinite, given.rewards.values())):
+        raise ScoringError(
+            f"scorer {name} returned a reward that is not finite for a step of trajectory"
+            f" {trajectory.trajectory_id}: rewards must be finite numbers"
         )
     return replace(given, value=number)
 

@@ -15,6 +15,7 @@ from babylon.core.types import CANARY, Arm, Change, Deployed, Verdict
 from babylon.deployment.change import ChangeRequest, RunChecks, checks_under, wait_or_roll_back
 from babylon.deployment.decide_experiment import Decided, decide
 from babylon.deployment.experiments import run_experiment
+from babylon.deployment.keep_promise import keep_promise
 from babylon.deployment.replace import replace_champion
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
@@ -50,7 +51,8 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     if decided and decided.change:
         routes = await all_routes(store)
     if not verdict.promote:
-        return _not_deployed(verdict, routes[0], decided, verdict.reason)
+        back = await keep_promise(store, settings.seed, routes[0], verdict.claim)
+        return _not_deployed(verdict, back or routes[0], decided, verdict.reason, change=back)
     await _require_lead(store, verdict, routes)
     try:
         sent_as = "canary" if verdict.evidence == CANARY else strategy
@@ -131,19 +133,20 @@ def _deployed(
 
 def _not_deployed(
     verdict: Verdict,
-    route: Route,
+    route: Route | Change,
     decided: Decided | None,
     reason: str,
     checks: dict[str, Any] | None = None,
+    change: Change | None = None,
 ) -> Deployed:
     return Deployed(
         claim=verdict.claim,
         policy_version=route.policy_version,
         deployed=False,
         route_version=route.route_version,
-        reason=reason,
+        reason=f"{reason}; {change.reason}" if change else reason,
         checks=checks,
-        **_about(decided),
+        **_about(decided, change),
     )
 
 

@@ -12,7 +12,7 @@ from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Scored, Thinned
-from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
+from babylon.scoring.scorer import Score, ScoringContext, load_scorer, rewards_json, score
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.validate import count_reasons, too_few_agents
 from babylon.stages.watch import watch_scores
@@ -61,13 +61,15 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         window_id, rejected = thinned.claim.window_id, count_reasons(rejections)
         raise WindowNotReadyError(too_few_agents(window_id, len(agents), minimum, rejected))
     values = {row.trajectory_id: row.score for row in rows}
-    column = pl.col("trajectory_id").replace_strict(values, return_dtype=pl.Float64)
+    named = pl.col("trajectory_id")
+    column = named.replace_strict(values, return_dtype=pl.Float64)
+    steps = named.replace_strict(rewards_json(trajectories, scores), return_dtype=pl.String)
     artifact = await asyncio.to_thread(
         rewrite_artifact,
         settings.home,
         thinned.artifact,
-        lambda frame: frame.filter(pl.col("trajectory_id").is_in(list(values))).with_columns(
-            score=column
+        lambda frame: frame.filter(named.is_in(list(values))).with_columns(
+            score=column, rewards_json=steps
         ),
         stage="scored",
     )

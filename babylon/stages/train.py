@@ -1,21 +1,19 @@
 """Stage ``train``: one update of the champion, committed as the next policy version."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
-from babylon.core.trajectories import TrainingRow, training_rows
+from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
+from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
-from babylon.store.lineage import parents, staleness
 from babylon.store.policies import (
     Policy,
     champion,
-    checkpoint_uris,
     commit_policy,
     ensure_base,
     list_policies,
@@ -55,8 +53,9 @@ async def train_window(
         rows=rows,
         target=checkpoint_directory(settings.home, claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
-        staleness=await _staleness(store, parent, rows),
-        behaviours=await _behaviours(store, rows),
+        staleness=await staleness_of(store, parent, rows),
+        behaviours=await behaviours_of(store, rows),
+        optimizer=await optimizer_of(store, parent),
         progress=progress,
     )
     # in a thread, because importing a trainer takes seconds
@@ -84,24 +83,6 @@ async def train_window(
         checkpoint_uri=settings.home.reference(work.target),
         metrics=metrics,
     )
-
-
-async def _staleness(store: Store, parent: Policy, rows: Sequence[TrainingRow]) -> dict[int, int]:
-    """Return policy version → its number of updates before ``parent``.
-
-    Only policies that played are in it: the update does not depend on what was trained since.
-    """
-    played = {call.policy_version for row in rows for call in row.calls}
-    ages = staleness(await parents(store), parent.policy_version)
-    return {version: age for version, age in ages.items() if version in played}
-
-
-async def _behaviours(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int, str]:
-    """Return the checkpoints of policies whose calls came without logprobs."""
-    calls = (call for row in rows for call in row.calls)
-    unlogged = {call.policy_version for call in calls if call.logprobs is None}
-    uris = await checkpoint_uris(store, unlogged, removed=False)
-    return {v: await asyncio.to_thread(files.fetch_checkpoint, store.home, uris[v]) for v in uris}
 
 
 def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:

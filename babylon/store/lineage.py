@@ -30,6 +30,17 @@ async def descends(store: Store, version: int, ancestor: int) -> bool:
     )
 
 
+async def rejected_child(store: Store, version: int) -> tuple[str, dict[str, object]] | None:
+    """Return checkpoint and metrics of the newest policy trained from ``version`` and rejected."""
+    row = await store.pool.fetchrow(
+        "SELECT uri, metrics FROM babylon.policies WHERE parent_version = $1"
+        " AND removed_at IS NULL AND verdict->>'promote' = 'false'"
+        " ORDER BY policy_version DESC LIMIT 1",
+        version,
+    )
+    return None if row is None else (store.home.resolve(row["uri"]), row["metrics"])
+
+
 async def trained_into(store: Store, version: int, trajectory_ids: Sequence[str]) -> frozenset[str]:
     """Return the trajectories on which the policy, or a policy it descends from, was trained."""
     rows = await store.pool.fetch(

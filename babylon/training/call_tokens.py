@@ -70,6 +70,7 @@ def scored_trajectories(
                     group=row.scenario_id,
                     score=row.score,
                     calls=calls,
+                    rewards=row.rewards,
                 )
             )
     return trajectories, Excluded(**counts)
@@ -104,6 +105,7 @@ def _call_tokens(call: Call, prompt: Sequence[int], completion: Sequence[int]) -
         logprobs=call.logprobs,
         temperature=call.temperature,
         policy_version=call.policy_version,
+        step=call.step,
     )
 
 

@@ -15,8 +15,7 @@ the experts of a mixture, which are parameters and not layers. Routers keep thei
 import logging
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -142,25 +141,6 @@ class Trainable:
         """The tuned parameters by name, in the optimiser's order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def reference(self) -> AbstractContextManager[object]:
-        """Context in which the model is the frozen reference of a KL penalty (no adapter).
-
-        Raises:
-            ModelError: ``tuning`` is "full", which keeps no copy of the initial weights.
-        """
-        if self.tuning == "full":
-            raise ModelError("KL_PENALTY needs a frozen reference: set TUNING=lora, or unset it")
-        return self._without_adapter()
-
-    @contextmanager
-    def _without_adapter(self) -> Iterator[None]:
-        tuned = self.tuned  # peft unfreezes all adapter weights at the end of disable_adapter
-        assert isinstance(self.model, PeftModel)
-        with self.model.disable_adapter():
-            yield
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(name in tuned)
-
 
 def load_trainable(
     parent: Path | str,
@@ -168,8 +148,9 @@ def load_trainable(
     learning_rate: float,
     transfer_layers: TransferLayers = "all",
     options: TuningOptions = DEFAULT_OPTIONS,
+    optimizer_of: Path | str | None = None,
 ) -> Trainable:
-    """Load the parent policy for training.
+    """Load the parent policy for training, with the optimiser of ``optimizer_of`` or its own.
 
     Raises:
         ModelError: nothing loads from ``parent``, its weights are not finite, or it has no layers
@@ -188,12 +169,17 @@ def load_trainable(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = _optimizer(parameters, learning_rate, options)
     trainable = Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
-    _carry_over(trainable, Path(parent))
+    _carry_over(trainable, Path(optimizer_of or parent))
     return trainable
 
 
-def save_checkpoint(trainable: Trainable, target: Path) -> Path:
-    """Write weights, tokenizer and optimiser. ``target`` appears complete or not at all."""
+def save_checkpoint(
+    trainable: Trainable, target: Path, more: Mapping[str, object] | None = None
+) -> Path:
+    """Write weights, tokenizer and optimiser, and ``more`` tensors by the names of their files.
+
+    ``target`` appears complete or not at all.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     failpoint("checkpoint.before")
@@ -202,7 +188,8 @@ def save_checkpoint(trainable: Trainable, target: Path) -> Path:
         make_portable(temporary, target)
         trainable.tokenizer.save_pretrained(temporary)
         state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
-        save_tensors(state, temporary / _OPTIMIZER_FILE)
+        for name, saved in {_OPTIMIZER_FILE: state, **(more or {})}.items():
+            save_tensors(saved, temporary / name)
         for path in (*temporary.iterdir(), temporary):
             sync(path)
     failpoint("checkpoint.written")
@@ -300,8 +287,8 @@ def _adapted(base: PreTrainedModel, config: LoraConfig) -> PeftModel:
         return get_peft_model(base, config)
 
 
-def _carry_over(trainable: Trainable, parent: Path) -> None:
-    path = parent / _OPTIMIZER_FILE
+def _carry_over(trainable: Trainable, checkpoint: Path) -> None:
+    path = checkpoint / _OPTIMIZER_FILE
     if not path.exists():
         return
     tuned = trainable.tuned

@@ -10,6 +10,7 @@ from pathlib import Path
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
 from babylon.core.trajectories import TrainingRow
+from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -48,6 +49,7 @@ async def update_torch(work: TrainInput) -> Update:
         options=tuning_options(work.settings.training),
         staleness=work.staleness,
         behaviours=work.behaviours,
+        optimizer=work.optimizer,
         progress_directory=work.progress_directory,
         home=work.settings.home,
         progress=work.progress,
@@ -65,6 +67,7 @@ def update_checkpoint(
     options: TuningOptions = DEFAULT_OPTIONS,
     staleness: Mapping[int, int] | None = None,
     behaviours: Mapping[int, str] | None = None,
+    optimizer: str | None = None,
     progress_directory: Path | None = None,
     home: Home | None = None,
     progress: Progress | None = None,
@@ -74,6 +77,7 @@ def update_checkpoint(
     Args:
         staleness: policy version → number of updates between it and the parent.
         behaviours: policy version → checkpoint, for calls whose logprobs were not logged.
+        optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
 
@@ -82,7 +86,9 @@ def update_checkpoint(
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    trainable = load_trainable(parent, tuning, config.learning_rate, transfer_layers, options)
+    trainable = load_trainable(
+        parent, tuning, config.learning_rate, transfer_layers, options, optimizer
+    )
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     bounds = trainable.model.config
@@ -90,8 +96,7 @@ def update_checkpoint(
     trajectories, excluded = scored_trajectories(
         trainable.tokenizer, rows, context, bounds.vocab_size
     )
-    anchored = config.kl_penalty and config.kl_reference == "base"
-    reference = trainable.reference() if anchored else None
+    anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
     journal = None
     if progress_directory is not None:
         # saved progress is resumed only if every input of the update is the same
@@ -100,6 +105,7 @@ def update_checkpoint(
             "tuning": tuning,
             "transfer_layers": transfer_layers,
             "options": options,
+            "optimizer": optimizer and place_of(optimizer),
             "config": config,
             "staleness": sorted((staleness or {}).items()),
             "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
@@ -113,7 +119,7 @@ def update_checkpoint(
             trainable.model,
             trainable.optimizer,
             window,
-            reference=reference,
+            reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,
         )
@@ -125,7 +131,8 @@ def update_checkpoint(
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it
         raise TrainingError(str(error)) from error
-    save_checkpoint(trainable, target)
+    after = moved(anchor, trainable, config.anchor_rate)
+    save_checkpoint(trainable, target, {ANCHOR_FILE: after} if anchor else None)
     _remove(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
 

@@ -330,6 +330,7 @@ def work_for(store: Store, settings: Settings, base: Path) -> Work:
             "progress_directory": settings.home.checkpoints / "progress",
             "staleness": {},
             "behaviours": {},
+            "optimizer": str(base),
             "progress": None,
         }
         return TrainInput(**given | changes)

@@ -5,9 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.ops.demo import demo_overrides
-from babylon.store import open_store
+from babylon.core.windows import WindowState
+from babylon.ops.demo import _taught, demo_overrides
+from babylon.policies.load import load_policy
+from babylon.store import Store, open_store
+from babylon.store.windows import set_state
+from tests.integration.test_train_stage import base, rows, scored
+from tests.tiny_policy import plain_logprobs
+
+__all__ = ["base"]  # a fixture
 
 NOWHERE = "postgresql://game@127.0.0.1:1/game"
 
@@ -27,3 +35,24 @@ async def test_a_demo_opens_its_embedded_database_and_so_does_its_gateway(
     for name, value in settings.environment().items():  # what the gateway is started with
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+async def test_the_base_model_is_taught_the_best_play_of_each_scenario(
+    store: Store, settings: Settings, base: Path
+) -> None:
+    """Of six replies the last has the highest score, and gains most."""
+    window = await scored(store, settings, 9, rows(base, version=0))
+    await set_state(store, window.claim, WindowState.FAILED, scored=window)
+    taught = await _taught(store, settings.home, str(base))
+
+    def likelihoods(path: Path) -> list[float]:
+        model, _ = load_policy(path)
+        calls = [row.calls[0] for row in rows(base, version=0)]
+        return [
+            float(plain_logprobs(model, c.prompt_token_ids, c.completion_token_ids).sum())
+            for c in calls
+        ]
+
+    before, after = likelihoods(base), likelihoods(taught)
+    gained = [late - early for early, late in zip(before, after, strict=True)]
+    assert gained[-1] > 0 and gained[-1] == max(gained)

@@ -21,7 +21,7 @@ from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario
-from babylon.game.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
+from babylon.game.market.scripted import RULES, SCRIPTED_AGENTS, ScriptedAgent
 
 Chat = list[dict[str, str]]
 Floats = NDArray[np.float64]
@@ -236,6 +236,13 @@ def result_of(plays: Plays) -> PlayerResult:
         malformed=float(plays.malformed.mean()),
         drawdown=float(plays.drawdown.mean()),
     )
+
+
+def best_rule(worlds: Sequence[Scenario]) -> tuple[str, Plays]:
+    """Return the scripted rule that earns most in these worlds, and its play."""
+    plays = {name: play(scripted(rule), worlds) for name, rule in RULES.items()}
+    name = max(plays, key=lambda name: plays[name].mean_pnl)
+    return name, plays[name]
 
 
 def yardsticks(worlds: Sequence[Scenario]) -> dict[str, PlayerResult]:

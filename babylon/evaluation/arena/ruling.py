@@ -65,7 +65,7 @@ def ruled(standings: Standings, worlds: GateWorlds) -> tuple[Ruling, str] | None
     champion, challenger = standings.present(worlds)
     differences, budget = standings.differences(worlds), worlds.budget
     played = len(standings.champion.pnl)
-    if played >= min(FEWEST, budget) and (reason := unfit(champion, challenger)):
+    if played >= min(FEWEST, budget) and (reason := unfit(champion, challenger, budget)):
         return "reject", reason
     gains = [log_wealth(one, budget)[-1] >= CERTAIN for one in differences]
     doubt = worse_at_worst(champion, challenger)
@@ -94,6 +94,8 @@ def worse_at_worst(champion: Plays, challenger: Plays) -> str | None:
             f"mean P&L ${challenger.mean_pnl:.0f} is below ${champion.mean_pnl:.0f} once winnings"
             " beyond the credit count"
         )
+    if reason := more_malformed(champion, challenger):
+        return reason
     before, after = champion.tail, challenger.tail
     allowed = _allowed(champion, challenger)
     if after < before - allowed:
@@ -104,14 +106,13 @@ def worse_at_worst(champion: Plays, challenger: Plays) -> str | None:
     return None
 
 
-def unfit(champion: Plays, challenger: Plays) -> str | None:
+def unfit(champion: Plays, challenger: Plays, budget: int) -> str | None:
     """Return the reason why a challenger must not serve regardless of its P&L, if there is one."""
-    before, after = float(champion.malformed.mean()), float(challenger.malformed.mean())
-    if after > before + MAX_EXTRA_MALFORMED:
-        return (
-            f"malformed replies rose from {before:.1%} to {after:.1%};"
-            f" the limit is {MAX_EXTRA_MALFORMED:.0%} more"
-        )
+    rise = challenger.malformed - champion.malformed
+    certain = np.ones_like(rise)  # a world's share of malformed replies changes by at most 1
+    shares = Differences(rise, certain, certain)
+    if log_wealth(shares, budget, MAX_EXTRA_MALFORMED)[-1] >= CERTAIN:
+        return more_malformed(champion, challenger)
     decision, share = challenger.commonest
     if share >= COLLAPSED and champion.commonest[1] < COLLAPSED:
         return f"collapsed: {share:.1%} of its decisions are the same, {decision}"
@@ -120,6 +121,17 @@ def unfit(champion: Plays, challenger: Plays) -> str | None:
     if after > before + allowed:
         return f"drawdown rose from ${before:.0f} to ${after:.0f}; the limit is ${allowed:.0f} more"
     return None
+
+
+def more_malformed(champion: Plays, challenger: Plays) -> str | None:
+    """Return the reason if the mean share of malformed replies rose too far, sure or not."""
+    before, after = float(champion.malformed.mean()), float(challenger.malformed.mean())
+    if after <= before + MAX_EXTRA_MALFORMED:
+        return None
+    return (
+        f"malformed replies rose from {before:.1%} to {after:.1%};"
+        f" the limit is {MAX_EXTRA_MALFORMED:.0%} more"
+    )
 
 
 def _allowed(champion: Plays, challenger: Plays) -> float:

@@ -97,6 +97,25 @@ def market_maker(seat: Seat, random: Random) -> Decision:
     return stake_on(seat, market, _side(price < 0.5), AMOUNTS[1])
 
 
+def bold(seat: Seat, random: Random) -> Decision:
+    """Stake the largest order on every headline."""
+    news = seat.scenario.news[seat.tick]
+    most = seat.scenario.rules.max_order
+    return stake_on(seat, news.market_id, news.hints, most) if news else Hold()
+
+
+def tally(seat: Seat, random: Random) -> Decision:
+    """Stake the largest order on what most headlines about a market have said so far."""
+    told = [news for news in seat.scenario.news[: seat.tick + 1] if news]
+    if not told:
+        return Hold()
+    market = told[-1].market_id
+    balance = sum(1 if n.hints is Side.YES else -1 for n in told if n.market_id == market)
+    if balance == 0:
+        return Hold()
+    return stake_on(seat, market, _side(balance > 0), seat.scenario.rules.max_order)
+
+
 def holder(seat: Seat, random: Random) -> Decision:
     """Hold in every tick."""
     return Hold()
@@ -177,3 +196,14 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
     "hold": holder,
     "oracle": oracle,
 }
+
+RULES: dict[str, ScriptedAgent] = {
+    "bold": bold,
+    "tally": tally,
+    "news": news_follower,
+    "contrarian": contrarian,
+    "momentum": momentum,
+    "maker": market_maker,
+    "hold": holder,
+}
+"""Rules of one line that read no ground truth: a policy should beat the best of them."""

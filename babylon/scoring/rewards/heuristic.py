@@ -1,11 +1,13 @@
 """The default scorer: profit first, risk second. It needs no judge, no key and no network.
 
-    value = pnl_usd - 0.25 * drawdown_usd
+    value = pnl_usd - 0.25 * drawdown_usd - FAILURE_USD * failures
     score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
+    reward of a step = (its payoff - FAILURE_USD if it failed) / (max - min)
 
 The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
-orders equal profits by their risk, and rarely outweighs a difference in profit. Nothing else pays:
-an agent that only posts, or that bets one dollar, scores like an agent that holds.
+orders equal profits by their risk, and rarely outweighs a difference in profit. A malformed reply
+or refused action costs more than holding, which is free. Nothing else pays: an agent that only
+posts, or that bets one dollar, scores like an agent that holds.
 """
 
 from collections.abc import Sequence
@@ -14,16 +16,24 @@ from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import Score
 
 RISK_WEIGHT = 0.25
+FAILURE_USD = 10.0
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     """Return one score in [0, 1] for each trajectory, with its profit and drawdown in USD."""
-    values = [own.pnl_usd - RISK_WEIGHT * own.drawdown_usd for own in trajectories]
+    values = [_worth(own) for own in trajectories]
     low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = high - low or 1.0
     return [
         Score(
-            (value - low) / (high - low) if high > low else 0.5,
+            (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
+            {p.step: (p.pnl_usd - FAILURE_USD * p.failed) / scale for p in own.payoffs},
         )
         for value, own in zip(values, trajectories, strict=True)
     ]
+
+
+def _worth(own: Trajectory) -> float:
+    failures = sum(payoff.failed for payoff in own.payoffs)
+    return own.pnl_usd - RISK_WEIGHT * own.drawdown_usd - FAILURE_USD * failures

@@ -7,6 +7,7 @@ from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.loss_inputs import LossBounds
 from babylon.training.grpo.losses import LOSSES
 
+Credit = Literal["trajectory", "decision"]
 _OWN_IMPORTANCE = {"cispo", "reinforce_is", "gspo"}
 MAX_STALENESS = 2  # versions; upper bound of max_staleness, importance weights fail beyond it
 
@@ -35,10 +36,13 @@ class TrainerConfig:
     loss: str = "ppo_clip"
     bounds: LossBounds = field(default_factory=LossBounds)
     advantage: Advantage = "leave_one_out"
+    credit: Credit = "decision"
+    discount: float = 0.0  # of later steps' rewards, with credit "decision"
     call_weight: CallWeight = "trajectory"
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
-    kl_reference: Literal["base", "parent"] = "base"  # parent: synchronised with every update
-    entropy_bonus: float = 0.0  # nats of loss a nat of entropy, of each token that is trained
+    anchor_rate: float = 0.1  # of the reference's way to the policy, after each update
+    entropy_floor: float = 0.0  # nats a token; calls below it are made more varied
+    entropy_weight: float = 0.3  # of that term, relative to the mean size of an advantage
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
@@ -63,7 +67,10 @@ class TrainerConfig:
         for name in ("iterations", "trajectories_per_step", "max_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be at least 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_bonus"):
+        for name in ("discount", "anchor_rate"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} is {share}: it must be from 0 to 1")
+        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_floor"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.loss_inputs import LossInputs, LossTerms
@@ -58,12 +57,11 @@ class Logged:
                 mu[at] = torch.tensor(call.logprobs)
                 known[at] = True
                 exact[at] = not call.recomputed and window.staleness[row] == 0
-        advantage = [window.advantages[trajectory] for trajectory in window.trajectory_of]
         return cls(
             mu=mu.to(device),
             known=known.to(device),
             exact=exact.to(device),
-            advantage=torch.tensor(advantage, device=device),
+            advantage=torch.tensor(window.advantages, device=device),
             offsets=torch.from_numpy(ends).to(device),
         )
 
@@ -133,14 +131,7 @@ class UpdateRecord:
         fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
         return cls(**fields_on_device)
 
-    def anchor(self, config: TrainerConfig) -> Tensor | None:
-        """Logprobs of the reference ``[N]``: those of the parent, if it is the reference."""
-        synchronised = config.kl_penalty and config.kl_reference == "parent"
-        return self.proximal if synchronised else self.reference
-
-    def inputs(
-        self, logged: Logged, rows: Tensor, values: Values, config: TrainerConfig
-    ) -> LossInputs:
+    def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
         """The inputs of the loss for some calls, as wide as their longest completion."""
         places, mask = padded_places(logged.offsets, rows)
 
@@ -154,7 +145,8 @@ class UpdateRecord:
             known=part(logged.known).bool(),
             mask=mask,
             advantage=logged.advantage[rows],
-            reference=None if (anchor := self.anchor(config)) is None else part(anchor),
+            reference=None if self.reference is None else part(self.reference),
+            entropy=values.entropy,
         )
 
     def note(self, logged: Logged, rows: Tensor, values: Values, terms: LossTerms) -> None:
@@ -257,7 +249,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     k1_after, k3_after = divergence(p, after)
     k1_behaviour, k3_behaviour = divergence(logged.mu[known], after[known])
     # Without a reference, the divergence from it is zero.
-    anchor = after if (found := record.anchor(window.config)) is None else found
+    anchor = after if record.reference is None else record.reference
     k1_reference, k3_reference = divergence(after, anchor)
     gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Kept = dict[str, Any]  # "weights": list of tensors; "optimizer": its state; in the host's memory
+Kept = dict[str, Any]  # "weights": list of tensors; "optimizer": its state; all on the host
 
 
 def keep(model: nn.Module, optimizer: torch.optim.Optimizer) -> Kept:

@@ -1,8 +1,9 @@
 """Named tensors that a loss reads and returns, and the bounds of its ratios."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Importance = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
@@ -44,6 +45,11 @@ class LossInputs:
     mask: Tensor  # [C, T] bool, the completion tokens
     advantage: Tensor  # [C]
     reference: Tensor | None = None  # [C, T], for a KL penalty
+    entropy: Tensor | None = None  # [C, T] of theta, nats, for an entropy floor
+
+    def masked(self) -> "LossInputs":
+        """The inputs with p beyond a call's end, where theta is arbitrary and could overflow."""
+        return replace(self, theta=torch.where(self.mask, self.theta, self.proximal))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ normaliser always uses it; the others use ``call_weight``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,19 +21,19 @@ from torch import Tensor
 from babylon.training.grpo.advantage import CallWeight
 from babylon.training.grpo.loss_inputs import LossBounds, LossInputs, LossTerms, Masks
 
-_MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
+MAX_LOG_RATIO = 20.0  # above every clip and clamp, below overflow
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
+def ratio(inputs: LossInputs) -> Tensor:
     """``r = pi_theta / pi_p`` ``[C, T]``, bounded above so that it cannot overflow.
 
     A token that is almost impossible under p could make it infinite, and infinity times the zero of
     a mask is NaN.
     """
-    return torch.exp((inputs.theta - inputs.proximal).clamp(max=_MAX_LOG_RATIO))
+    return torch.exp((inputs.theta - inputs.proximal).clamp(max=MAX_LOG_RATIO))
 
 
-def _importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+def importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
     """``w = sg[min(pi_p / mu, 2)]`` ``[C, T]``; 1 where mu is unknown.
 
     ``token_mask`` drops tokens whose ``pi_p / mu`` leaves the band and truncates none (IcePop,
@@ -43,7 +43,7 @@ def _importance(inputs: LossInputs, bounds: LossBounds) -> Tensor:
     log = torch.where(inputs.known & inputs.mask, inputs.proximal - inputs.mu, 0.0)
     if bounds.importance.startswith("sequence"):
         log = log.sum(-1, keepdim=True).expand_as(log)
-    raw = torch.exp(log.clamp(max=_MAX_LOG_RATIO))
+    raw = torch.exp(log.clamp(max=MAX_LOG_RATIO))
     if bounds.importance == "token_mask":
         return raw * ((raw >= bounds.band_low) & (raw <= bounds.band_high))
     if bounds.importance == "sequence_mask":
@@ -94,13 +94,13 @@ def _clip(
 
     A clipped token keeps its value and has no gradient.
     """
-    a, r = inputs.advantage[:, None], _ratio(inputs)
+    a, r = inputs.advantage[:, None], ratio(inputs)
     surrogate = torch.minimum(r * a, r.clamp(low, high) * a)
     above = (a > 0) & (r > high)
     if dual is not None:
         surrogate = torch.where(a < 0, torch.maximum(surrogate, dual * a), surrogate)
         above |= (a < 0) & (r > dual)
-    objective = _importance(inputs, bounds) * surrogate
+    objective = importance(inputs, bounds) * surrogate
     masks = _token_masks(inputs, bounds)
     return _finish(inputs, objective, masks, low=(a < 0) & (r < low), high=above)
 
@@ -170,11 +170,11 @@ def gspo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     weighted by 1/T. Importance weight and band are also those of the whole call.
     """
     a, low, high = inputs.advantage[:, None], bounds.gspo_low, bounds.gspo_high
-    s = torch.exp(_mean(inputs.theta - inputs.proximal, inputs.mask))
+    s = torch.exp(mean(inputs.theta - inputs.proximal, inputs.mask))
     surrogate = torch.minimum(s * a, s.clamp(low, high) * a)
     known = inputs.known & inputs.mask
-    w = torch.exp(_mean(inputs.proximal - inputs.mu, known)).clamp(max=bounds.max_importance)
-    moved = torch.exp(_mean(inputs.theta.detach() - inputs.mu, known))
+    w = torch.exp(mean(inputs.proximal - inputs.mu, known)).clamp(max=bounds.max_importance)
+    moved = torch.exp(mean(inputs.theta.detach() - inputs.mu, known))
     outside = (moved < bounds.band_low) | (moved > bounds.band_high)
     masks = _call_masks(inputs, bounds, band=inputs.mask & outside)
     objective = (w * surrogate).expand_as(inputs.theta)
@@ -188,10 +188,10 @@ def gspo_token(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     With one advantage a call, its gradient is that of GSPO. Masks and weights are those of tokens.
     """
     a, low, high = inputs.advantage[:, None], bounds.gspo_low, bounds.gspo_high
-    s = torch.exp(_mean(inputs.theta - inputs.proximal, inputs.mask)).detach()
+    s = torch.exp(mean(inputs.theta - inputs.proximal, inputs.mask)).detach()
     own = s * torch.exp(inputs.theta - inputs.theta.detach())
     surrogate = torch.minimum(own * a, own.clamp(low, high) * a)
-    objective = _importance(inputs, bounds) * surrogate
+    objective = importance(inputs, bounds) * surrogate
     below, above = (a < 0) & (s < low), (a > 0) & (s > high)
     return _finish(inputs, objective, _token_masks(inputs, bounds), low=below, high=above)
 
@@ -202,31 +202,17 @@ def sapo(inputs: LossInputs, bounds: LossBounds) -> LossTerms:
     ``w * A * (4 / tau) * sigmoid(tau (r - 1))`` with ``tau`` 1 for A > 0, and 1.05 for A < 0, whose
     gradients spread over the vocabulary and fade sooner.
     """
-    a, r = inputs.advantage[:, None], _ratio(inputs)
+    a, r = inputs.advantage[:, None], ratio(inputs)
     tau = torch.where(a > 0, bounds.sapo_positive, bounds.sapo_negative)
-    objective = _importance(inputs, bounds) * a * torch.sigmoid(tau * (r - 1)) * 4 / tau
+    objective = importance(inputs, bounds) * a * torch.sigmoid(tau * (r - 1)) * 4 / tau
     nothing = torch.zeros_like(inputs.mask)
     return _finish(inputs, objective, _token_masks(inputs, bounds), low=nothing, high=nothing)
 
 
-def _mean(values: Tensor, mask: Tensor) -> Tensor:
+def mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the tokens of each call ``[C, 1]``, 0 without tokens."""
     total = torch.where(mask, values, 0.0).sum(-1, keepdim=True)
     return total / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
-def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
-    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
-
-    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
-    divergence (arXiv 2512.02556, eq. 7).
-    """
-    if inputs.reference is None:
-        raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
-    weight = _importance(inputs, bounds) * _ratio(inputs)
-    delta = (inputs.reference - inputs.theta).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
-    return torch.where(inputs.mask, weight * k3, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +241,6 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def loss_terms(
-    name: str, inputs: LossInputs, bounds: LossBounds, kl_penalty: float = 0.0
-) -> LossTerms:
-    """The named loss of every token, with ``kl_penalty * w * r * k3(theta || reference)`` added."""
-    # values beyond a call's end are arbitrary and could overflow
-    inputs = replace(inputs, theta=torch.where(inputs.mask, inputs.theta, inputs.proximal))
-    terms = LOSSES[name].terms(inputs, bounds)
-    if not kl_penalty:
-        return terms
-    return replace(terms, loss=terms.loss + kl_penalty * kl_anchor(inputs, bounds))
+def loss_terms(name: str, inputs: LossInputs, bounds: LossBounds) -> LossTerms:
+    """The named loss of every token."""
+    return LOSSES[name].terms(inputs.masked(), bounds)

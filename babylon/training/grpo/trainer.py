@@ -32,13 +32,13 @@ from babylon.training.grpo.forward import (
     PolicyForward,
     is_out_of_memory,
 )
-from babylon.training.grpo.kept_state import keep
 from babylon.training.grpo.learning_rate import (
     adapt_rate,
     begin_rate,
     next_rate,
 )
 from babylon.training.grpo.losses import loss_terms
+from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
@@ -48,7 +48,7 @@ from babylon.training.grpo.training_window import (
     refuse_missing_logprobs,
 )
 from babylon.training.grpo.tree_forward import Values, padded_places
-from babylon.training.grpo.undo import distance, undo
+from babylon.training.grpo.undo import distance, figures_of, keep_iteration, undo
 
 Progress = Callable[[int, int], None]  # train steps done, and their highest possible number
 
@@ -75,8 +75,7 @@ def train_on_window(
     """Update ``model`` in place on one window.
 
     Args:
-        reference: context in which ``model`` is the reference policy (adapters off). Needed only
-            for a KL penalty.
+        reference: context in which ``model`` is the reference policy, for a KL penalty.
         journal: saves the progress, and resumes an interrupted update.
 
     Raises:
@@ -143,7 +142,7 @@ def _begin(
         model,
         window.config.max_tokens,
         optimizer.param_groups,
-        entropy_gradient=window.config.entropy_bonus > 0,
+        entropy_gradient=window.config.entropy_floor > 0,
     )
     saved = None if journal is None else journal.restore()
     if saved is None:
@@ -166,7 +165,7 @@ def _frozen_policies(
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
     anchored = None
-    if window.config.kl_penalty and window.config.kl_reference == "base":
+    if window.config.kl_penalty:
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
@@ -191,6 +190,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
         OutOfMemoryError: the smallest portion or the optimiser's moments do not fit.
     """
     started, record = time.monotonic(), state.record
+    figures = figures_of(record) if record.step == 0 else {}
     tokens = state.logged.tokens_of(step.calls)
     total = state.fitting.run(lambda forward: _accumulate(state, step, forward))
     if not torch.isfinite(total):
@@ -198,8 +198,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     if distance(state, tokens) > state.window.config.undo_factor:
         return False
     if record.step == 0:
-        record.kept = keep(state.model, state.optimizer)
-        record.kept_at = record.iteration, len(record.losses)
+        keep_iteration(state, figures)
     if record.flags[:3, tokens].any(0).all():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
     else:
@@ -226,14 +225,11 @@ def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> T
         if p_is_free:  # the model has not moved yet, so theta is p
             places, mask = padded_places(state.logged.offsets, rows[chosen])
             record.proximal[places[mask]] = values.logprobs.detach()[mask]
-        inputs = record.inputs(state.logged, rows[chosen], values, config)
-        terms = loss_terms(config.loss, inputs, config.bounds, config.kl_penalty)
+        inputs = record.inputs(state.logged, rows[chosen], values)
+        terms = loss_terms(config.loss, inputs, config.bounds)
+        terms = penalised(terms, inputs, config, state.window.signal)
         record.note(state.logged, rows[chosen], values, terms)
-        losses = terms.loss
-        if config.entropy_bonus:  # Williams and Peng 1991; A3C, arXiv 1602.01783, section 4
-            trained = inputs.mask & ~terms.masks.dropped
-            losses = losses - config.entropy_bonus * torch.where(trained, values.entropy, 0.0)
-        share = (losses.sum(-1) * weights[chosen]).sum()
+        share = (terms.loss.sum(-1) * weights[chosen]).sum()
         total.add_(share.detach())
         return share
 

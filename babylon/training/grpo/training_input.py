@@ -4,8 +4,8 @@ A call is one prompt and one completion. Several calls make a trajectory, and th
 one (window, scenario) make a group. Only completion tokens are trained.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class CallTokens:
 
     ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown. ``policy_version`` is the
     behaviour policy's version. ``recomputed`` logprobs were not logged, but come from a forward
-    pass of the behaviour policy's checkpoint.
+    pass of the behaviour policy's checkpoint. ``step`` is the trajectory's decision that it is of.
     """
 
     prompt: Sequence[int]
@@ -23,6 +23,7 @@ class CallTokens:
     temperature: float = 1.0
     policy_version: int | None = None
     recomputed: bool = False
+    step: int = 0
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completion:
@@ -41,9 +42,13 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTrajectory:
-    """A trajectory's score, calls, and the group that it is compared in."""
+    """A trajectory's score, calls, and the group that it is compared in.
+
+    ``rewards``: step → the part of the score that it earned; empty if that is unknown.
+    """
 
     trajectory_id: str
     group: str
     score: float
     calls: Sequence[CallTokens]
+    rewards: Mapping[int, float] = field(default_factory=dict)

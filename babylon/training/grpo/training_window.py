@@ -14,8 +14,9 @@ from itertools import pairwise
 from random import Random
 from statistics import fmean
 
-from babylon.training.grpo.advantage import advantages, call_masses, call_weights
+from babylon.training.grpo.advantage import call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
+from babylon.training.grpo.credit import call_advantages
 from babylon.training.grpo.prefix_tree import (
     PrefixTree,
     Sharing,
@@ -53,7 +54,7 @@ class TrainingWindow:
     tree: PrefixTree  # of all calls
     trajectory_ids: Sequence[str]  # [N]
     groups: Sequence[str]  # [N]
-    advantages: Sequence[float]  # [N]
+    advantages: Sequence[float]  # [C]
     groups_without_signal: int
     calls_too_stale: int
     config: TrainerConfig
@@ -67,6 +68,11 @@ class TrainingWindow:
     def mean_length(self) -> float:
         """Mean completion in tokens: the constant C of the default call weight."""
         return fmean(self.lengths)
+
+    @cached_property
+    def signal(self) -> float:
+        """Mean size of an advantage, the scale of the entropy term."""
+        return fmean(map(abs, self.advantages))
 
     @property
     def tokens(self) -> int:
@@ -162,7 +168,7 @@ def compile_window(
     allowed = min(config.max_staleness, MAX_STALENESS)
     fresh, too_stale = _without_stale(trajectories, ages, allowed)
     # Without the stale ones: they must not shift the baseline of their group.
-    advantage = advantages(fresh, config.advantage)
+    advantage = call_advantages(fresh, config)
     kept = [t for t in fresh if t.trajectory_id in advantage]
     if not kept:
         raise NothingToTrainError(_why_nothing(fresh, too_stale, ages, allowed))
@@ -178,7 +184,7 @@ def compile_window(
         tree=compile_tree(calls),
         trajectory_ids=[t.trajectory_id for t in kept],
         groups=groups,
-        advantages=[advantage[t.trajectory_id] for t in kept],
+        advantages=[value for t in kept for value in advantage[t.trajectory_id]],
         groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
         calls_too_stale=too_stale.total(),
         config=config,

@@ -1,17 +1,21 @@
 """The bounds of an update, and the return to an earlier state beyond them."""
 
+from torch import Tensor
+
 from babylon.training.grpo.diagnostics import (
     ALL,
     Tokens,
     TrainState,
+    UpdateRecord,
     clip_fraction,
     kl_of_iteration,
 )
-from babylon.training.grpo.kept_state import put_back
+from babylon.training.grpo.kept_state import keep, put_back
 from babylon.training.grpo.learning_rate import rate_factor, set_rate_factor
 from babylon.training.grpo.losses import LOSSES
 
 MOST_UNDONE = 20  # iterations of an update
+_FIGURES = ("theta", "entropy", "flags")
 
 
 def distance(state: TrainState, tokens: Tokens = ALL) -> float:
@@ -21,6 +25,18 @@ def distance(state: TrainState, tokens: Tokens = ALL) -> float:
     if not LOSSES[config.loss].clip_is_far:
         return moved
     return max(moved, clip_fraction(record, tokens) / config.stop_clip_fraction)
+
+
+def figures_of(record: UpdateRecord) -> dict[str, Tensor]:
+    """Copy the values of the last iteration."""
+    return {name: getattr(record, name).to("cpu", copy=True) for name in _FIGURES}
+
+
+def keep_iteration(state: TrainState, figures: dict[str, Tensor]) -> None:
+    """Keep the state before an iteration, with the figures of the iteration before it."""
+    record = state.record
+    record.kept = keep(state.model, state.optimizer) | {"figures": figures}
+    record.kept_at = record.iteration, len(record.losses)
 
 
 def undo(state: TrainState) -> bool:
@@ -36,6 +52,8 @@ def undo(state: TrainState) -> bool:
     factor = rate_factor(state.optimizer)
     put_back(record.kept, state.model, state.optimizer)
     set_rate_factor(state.optimizer, factor / 2)
+    for name, value in record.kept["figures"].items():  # the report is of what is left
+        getattr(record, name).copy_(value)
     (record.iteration, steps), record.step = record.kept_at, 0
     del record.losses[steps:], record.grad_norms[steps:]
     record.undone += 1

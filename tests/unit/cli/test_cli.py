@@ -336,7 +336,10 @@ def test_what_the_demo_prints_to_run_next_can_be_pasted(
             final=Final(
                 scenarios=1,
                 pnl_base=0.0,
+                pnl_sft=0.5,
                 pnl_final=1.0,
+                rule="bold",
+                pnl_rule=1.5,
                 pnl_oracle=2.0,
                 difference=1.0,
                 difference_low=0.5,

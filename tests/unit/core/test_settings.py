@@ -84,12 +84,6 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
         load_settings()
 
 
-def test_a_kl_penalty_under_full_fine_tuning_is_refused_before_any_window_is_claimed() -> None:
-    with pytest.raises(ConfigError, match=r"^bad setting: KL_PENALTY=0.1 with TUNING='full'.*lora"):
-        load_settings(training={"kl_penalty": 0.1, "tuning": "full"})
-    load_settings(training={"kl_penalty": 0.1, "tuning": "lora"})
-
-
 def test_an_endpoint_may_end_with_a_slash() -> None:
     assert (
         load_settings(serving={"endpoint": "http://localhost:8000/"}).serving.endpoint_port == 8000
@@ -139,8 +133,8 @@ def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_
         ("windows.minutes = 7", r"windows.minutes=7 in .*babylon.toml, line 1: "),
         ("windows = {minutes = 7}", r"windows.minutes=7 in .*babylon.toml: "),
         (
-            "[training]\nkl_penalty = 0.1\ntuning = 'full'",
-            r"KL_PENALTY=0.1 .* \(training.kl_penalty in .*line 2, training.tuning in .*line 3\)$",
+            "[training]\ncall_weight = 'token'\nloss = 'gspo'",
+            r"CALL_WEIGHT='token' .* \(training.call_weight in .*2, training.loss in .*line 3\)$",
         ),
         ("[judge]\napi_key = ['sk-secret']", r"judge.api_key=\*+ in .*, line 2: "),
     ],

@@ -2,11 +2,12 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.settings_loading import load_settings
-from babylon.core.trajectories import Trajectory
+from babylon.core.trajectories import Payoff, Trajectory
 from babylon.core.types import Artifact
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import (
@@ -52,6 +53,16 @@ def test_heuristic_by_hand():
     )
     assert [s.value for s in scores] == pytest.approx([0, 1, 70 / 200])
     assert scores[0].components == {"pnl_usd": -50, "drawdown_usd": 80}
+
+
+def test_heuristic_gives_each_step_its_payoff_and_takes_ten_dollars_for_a_failure():
+    """Values 40 - 10 and 0: a range of 30."""
+    paid = (Payoff(step=0, pnl_usd=44.0), Payoff(step=2, pnl_usd=-4.0, failed=True))
+    trader = replace(trajectory(1, pnl_usd=40.0), payoffs=paid)
+    scores = heuristic([trader, trajectory(2)])
+    assert [s.value for s in scores] == [1, 0]
+    assert scores[0].rewards == pytest.approx({0: 44 / 30, 2: -14 / 30})
+    assert scores[1].rewards == {}
 
 
 def test_heuristic_pays_for_profit_and_never_for_activity():

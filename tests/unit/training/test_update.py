@@ -9,10 +9,11 @@ from msgspec.structs import replace as with_changes
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
-from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
+from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
+from babylon.training.anchor import in_force, load_anchor
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.trainable import Tuning, load_trainable
@@ -167,11 +168,34 @@ def test_a_diverging_update_writes_nothing(parent: Path, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_kl_penalty_needs_a_frozen_reference(parent: Path, tmp_path: Path) -> None:
-    config = TrainerConfig(iterations=1, kl_penalty=0.1)
-    with pytest.raises(ModelError, match="TUNING=lora"):
-        update(parent, tmp_path / "v1", "full", config)
-    assert update(parent, tmp_path / "v2", "lora", config).train_steps == 1
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_kl_penalty_pulls_to_an_anchor_that_follows_slowly(
+    tuning: Tuning, parent: Path, tmp_path: Path
+) -> None:
+    """The first anchor is the parent. A tenth of an update later it is still near it."""
+    config = TrainerConfig(iterations=2, learning_rate=1e-3, warmup_steps=0, kl_penalty=0.1)
+    assert update(parent, tmp_path / "v1", tuning, config).kl_reference > 0
+    before = load_trainable(parent, tuning, 1e-3)
+    after = load_trainable(tmp_path / "v1", tuning, 1e-3)
+    anchor = load_anchor(after, tmp_path / "v1")
+    for name, weight in after.tuned.items():
+        start = before.tuned[name].detach()
+        torch.testing.assert_close(anchor[name], start + 0.1 * (weight.detach() - start))
+    with in_force(after, anchor):
+        for name, weight in after.tuned.items():
+            assert torch.equal(weight, anchor[name])
+    assert all(
+        torch.equal(weight, load_trainable(tmp_path / "v1", tuning, 1e-3).tuned[name])
+        for name, weight in after.tuned.items()
+    )
+
+
+def test_the_optimiser_of_a_rejected_update_goes_on(parent: Path, tmp_path: Path) -> None:
+    update(parent, tmp_path / "rejected", "full", TrainerConfig(iterations=1))
+    carried = load_trainable(parent, "full", 1e-3, optimizer_of=tmp_path / "rejected")
+    assert carried.optimizer.state and not load_trainable(parent, "full", 1e-3).optimizer.state
+    for name, weight in load_trainable(parent, "full", 1e-3).tuned.items():
+        assert torch.equal(weight, carried.tuned[name])
 
 
 def tokens(changes: dict[str, object], context: int = 512) -> tuple[list[object], dict[str, int]]:

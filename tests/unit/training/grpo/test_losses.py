@@ -8,7 +8,8 @@ import torch
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.loss_inputs import Importance, LossBounds, LossInputs, LossTerms
-from babylon.training.grpo.losses import LOSSES, kl_anchor, loss_terms
+from babylon.training.grpo.losses import LOSSES, loss_terms
+from babylon.training.grpo.penalties import entropy_floor, kl_anchor, penalised
 
 WIDE = LossBounds(gspo_low=0.1, gspo_high=10.0)  # nothing in these cases leaves GSPO's clip
 
@@ -46,7 +47,8 @@ def loss_of(
     name: str, given: LossInputs, bounds: LossBounds | None = None, kl_penalty: float = 0.0
 ) -> tuple[LossTerms, list[list[float]]]:
     """The terms, and the gradient of their sum by log pi_theta."""
-    terms = loss_terms(name, given, bounds or LossBounds(), kl_penalty)
+    config = TrainerConfig(bounds=bounds or LossBounds(), kl_penalty=kl_penalty)
+    terms = penalised(loss_terms(name, given, config.bounds), given, config, signal=1.0)
     [gradient] = torch.autograd.grad(terms.loss.sum(), given.theta)
     return terms, gradient.tolist()
 
@@ -190,6 +192,17 @@ def test_a_kl_penalty_has_in_expectation_the_gradient_of_the_divergence() -> Non
     )
     [gradient] = torch.autograd.grad((mu * kl_anchor(given, LossBounds())[:, 0]).sum(), logit)
     torch.testing.assert_close(gradient, expected)
+
+
+def test_an_entropy_floor_pays_for_entropy_in_calls_below_it() -> None:
+    half = [[0.5, 0.5]] * 2
+    entropy = torch.tensor([[0.2, 0.6], [0.8, 1.0]], requires_grad=True)
+    mask = [[True, True], [True, False]]
+    given = replace(inputs(half, half, half, [0.0, 0.0], mask=mask), entropy=entropy)
+    [gradient] = torch.autograd.grad(entropy_floor(given, floor=0.5).sum(), entropy)
+    assert gradient.tolist() == [[-1, -1], [0, 0]]
+    [gradient] = torch.autograd.grad(entropy_floor(given, floor=0.9).sum(), entropy)
+    assert gradient.tolist() == [[-1, -1], [-1, 0]]
 
 
 def test_a_kl_penalty_is_clamped() -> None:

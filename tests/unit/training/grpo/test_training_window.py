@@ -110,7 +110,8 @@ def test_every_call_of_a_trajectory_receives_its_advantage() -> None:
     made = compile_window(
         [trajectory("a", "g", 0.0, 1, 1, 1), trajectory("b", "g", 3.0, 1, 1)], TrainerConfig()
     )
-    assert (made.trajectory_of, made.advantages) == ([0, 0, 0, 1, 1], [-3.0, 3.0])
+    assert made.trajectory_of == [0, 0, 0, 1, 1]
+    assert made.advantages == [-3.0, -3.0, -3.0, 3.0, 3.0]
 
 
 def test_groups_without_differing_scores_are_dropped_and_counted() -> None:

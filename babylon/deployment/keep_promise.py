@@ -1,0 +1,77 @@
+"""The return to the policy before, once the fleet's own play shows that it surely earned more."""
+
+import asyncio
+import logging
+from functools import partial
+
+from babylon.core.errors import ArtifactError, ModelError
+from babylon.core.trajectories import read_trajectories
+from babylon.core.types import Change, Claim
+from babylon.core.windows import parse_window_id
+from babylon.deployment.change import ChangeRequest
+from babylon.deployment.rollback import roll_back
+from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
+from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.store.connection import Store
+from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.routes import Route, previous_champion
+from babylon.store.windows import get_window
+
+MOST_ROWS = 256  # of a window
+log = logging.getLogger(__name__)
+
+
+async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> Change | None:
+    """Add the window's play to the evidence, and return to the policy before if that is surely
+    better. Return the change of the route, if there is one.
+
+    Nothing is done while an experiment runs, or if no other policy was champion before.
+
+    Raises:
+        BabylonError: As ``roll_back`` raises it.
+    """
+    if route.split is not None or store.game_problem:
+        return None
+    try:
+        before = await previous_champion(store)
+    except ModelError:  # the base model serves
+        return None
+    if before.removed_at is not None:
+        return None
+    champion = route.policy_version
+    pairs = await _pairs(store, seed, claim, champion, before.uri)
+    pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
+    if (difference := broken_promise(pairs)) is None:
+        return None
+    reason = (
+        f"the fleet earned {difference} a play over policy {before.policy_version} in the same"
+        f" {len(pairs)} worlds: a loss, although the gate saw a gain"
+    )
+    log.warning("policy %d is taken back: %s", champion, reason)
+    request = ChangeRequest(author=claim.owner, reason=reason, claim=claim, route=route)
+    return await roll_back(store, request)
+
+
+async def _pairs(
+    store: Store, seed: int, claim: Claim, champion: int, predecessor: str
+) -> list[FleetPair]:
+    """Return the pairs of the window; none if its play or its worlds are unknown."""
+    row = await get_window(store, claim.window_id)
+    if row is None or row.scored is None:
+        return []
+    try:
+        found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
+    except ArtifactError as error:  # evidence that is gone decides nothing
+        log.warning("window %s: its play cannot be read: %s", claim.window_id, error)
+        return []
+    window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
+    rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
+    rebuilt = await asyncio.to_thread(rebuild_rows, rows)
+    return await asyncio.to_thread(
+        pairs_of,
+        rebuilt.scenarios,
+        {own.trajectory_id: own for own in found},
+        champion,
+        partial(checkpoint_player, predecessor, seed),
+    )

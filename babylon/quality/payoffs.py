@@ -1,0 +1,164 @@
+"""Payoff of each decision: the trajectory's P&L in dollars, divided among its steps.
+
+A step's payoff is the money that its trade moved, plus the shares that it moved at their final
+value. With shares bought ``n_t`` (sold: negative), dollars paid ``c_t`` (received: negative), and
+``v`` the final value of a share of that market and side,
+
+    payoff_t = n_t v - c_t          sum over t = (shares left) v - (net dollars paid)
+
+so the payoffs add up to the P&L, however late a game settles: a purchase of the winning side pays
+at the step that made it, and a sale pays by how much it was better than to hold. ``v`` is 1 or 0
+after the question's resolution, and the price of the last sale before it.
+
+A perpetual's realised P&L belongs to the steps that opened it, by their sizes. A step whose trade
+cannot be matched has the P&L that its own result names. The rest of the P&L (funding, closing fees,
+unknown ends) is divided by the dollars that each step put at stake, or equally if no step did.
+
+The same idea without a known end, from step to step, is potential-based shaping (Ng, Harada and
+Russell 1999); a known end makes the credit exact (RUDDER, arXiv 1806.07857, redistributes the
+return in the same way, with a learnt model of it).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum
+
+from babylon.core.trajectories import Payoff
+from babylon.quality.correctness import Outcomes
+from babylon.quality.decode import GameStep
+from babylon.quality.traded import CLOSING, fields_of, market_of, number, number_of, side_of
+
+_SIGNS = {"LONG": 1.0, "SHORT": -1.0}
+Key = tuple[str, str]  # market and side
+
+
+def payoffs(
+    steps: Sequence[GameStep], outcomes: Outcomes, scenario_id: str, pnl_usd: float
+) -> tuple[Payoff, ...]:
+    """Return the payoff of each step, in order. They sum to ``pnl_usd``.
+
+    A step whose reply was malformed, or whose action was refused, is marked as failed.
+    """
+    book = _Book(outcomes, scenario_id)
+    for step in steps:
+        if step.action.success and (market := market_of(step.action)):
+            book.trade(step, market)
+    found = book.closed()
+    rest = pnl_usd - fsum(found.values())
+    total = fsum(book.stakes.values())
+    return tuple(
+        Payoff(
+            step=(name := step.step_number),
+            pnl_usd=found[name] + rest * (book.stakes[name] / total if total else 1 / len(steps)),
+            failed=not step.action.success,
+        )
+        for step in steps
+    )
+
+
+@dataclass(slots=True)
+class _Book:
+    """The trades of one trajectory so far. ``stakes`` and ``paid``: step → dollars."""
+
+    outcomes: Outcomes
+    scenario_id: str
+    stakes: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    paid: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    shares: dict[Key, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    values: dict[Key, float] = field(default_factory=dict)  # final value of a share
+    lots: dict[str, dict[int, tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )  # ticker → step → (size, P&L if it is held to the end)
+
+    def trade(self, step: GameStep, market: str) -> None:
+        action = step.action
+        if side_of(action) in _SIGNS or market in self.lots:
+            self._perpetual(step, market)
+        elif action.action_type.startswith(CLOSING):
+            self._sale(step, market)
+        else:
+            self._purchase(step, market)
+
+    def _purchase(self, step: GameStep, market: str) -> None:
+        shares, dollars = number_of(step.action, "shares"), number_of(step.action, "dollars")
+        side = side_of(step.action)
+        if not shares or not dollars or side not in ("YES", "NO"):
+            return self._realised(step)
+        self.paid[step.step_number] += dollars
+        self.stakes[step.step_number] += dollars
+        self.shares[market, side][step.step_number] = shares
+        told = step.action.correctness
+        verdict = None if told is None else told.prediction_correct
+        for name in (f"{self.scenario_id}:{market}", market):
+            if resolved := self.outcomes.resolved.get(name):
+                verdict = resolved == side
+                break
+        if verdict is not None:
+            self.values[market, side] = float(verdict)
+
+    def _sale(self, step: GameStep, market: str) -> None:
+        shares, dollars = number_of(step.action, "shares"), number_of(step.action, "dollars")
+        held = {side: fsum(self.shares.get((market, side), {}).values()) for side in ("YES", "NO")}
+        side = side_of(step.action)
+        key = (market, side if side in held else max(held, key=held.__getitem__))
+        if not shares or not dollars or held[key[1]] < shares * (1 - 1e-9):
+            return self._realised(step)  # bought in an earlier window
+        self.paid[step.step_number] -= dollars
+        self.shares[key][step.step_number] = -shares
+        if self.values.get(key) not in (0.0, 1.0):  # the question is not resolved
+            self.values[key] = dollars / shares
+
+    def _perpetual(self, step: GameStep, market: str) -> None:
+        action = step.action
+        if action.action_type.startswith(CLOSING):
+            lots = self.lots.pop(market, {})
+            if not lots:  # opened in an earlier window
+                return self._realised(step)
+            total = fsum(lot for lot, _ in lots.values())
+            for opened, (lot, _) in lots.items():
+                self.paid[opened] -= _pnl(step) * lot / total
+            return
+        size = number_of(action, "size") or number_of(action, "amount")
+        if not size:
+            return
+        self.stakes[step.step_number] += size / (number_of(action, "leverage") or 1.0)
+        self.paid[step.step_number] += number_of(action, "fee") or 0.0
+        self.lots[market][step.step_number] = (size, self._held(step, market, size))
+
+    def _held(self, step: GameStep, market: str, size: float) -> float:
+        """Return the P&L of a perpetual that is held to the end; 0 if that is unknown."""
+        action, change = step.action, None
+        entry = number_of(action, "entryPrice") or number_of(action, "price")
+        for name in (f"{self.scenario_id}:{market}", market):
+            if entry and (prices := self.outcomes.prices.get(name)):
+                change = prices[1] / entry - 1.0
+        if change is None and action.correctness is not None:
+            percent = number(action.correctness.price_change)
+            change = None if percent is None else percent / 100.0
+        return _SIGNS.get(side_of(action), 0.0) * size * (change or 0.0)
+
+    def _realised(self, step: GameStep) -> None:
+        """Give a step the P&L that its own result names."""
+        self.paid[step.step_number] -= _pnl(step)
+
+    def closed(self) -> defaultdict[int, float]:
+        """Return step → payoff, without what the trades do not explain."""
+        found: defaultdict[int, float] = defaultdict(float)
+        for step, dollars in self.paid.items():
+            found[step] -= dollars
+        for key, moved in self.shares.items():
+            if key not in self.values:  # unresolved: its dollars come back with the rest
+                for step, shares in moved.items():
+                    found[step] += self.paid[step] if shares > 0 else 0.0
+                continue
+            for step, shares in moved.items():
+                found[step] += shares * self.values[key]
+        for lots in self.lots.values():
+            for step, (_, held) in lots.items():
+                found[step] += held
+        return found
+
+
+def _pnl(step: GameStep) -> float:
+    return number(fields_of(step.action.result).get("pnl")) or 0.0

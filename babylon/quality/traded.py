@@ -1,0 +1,43 @@
+"""Readers of a trade's free-form ``parameters`` and ``result``."""
+
+import math
+
+from babylon.quality.decode import GameAction
+
+OPENING, CLOSING, DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
+
+
+def market_of(action: GameAction) -> str | None:
+    """Return the question's or perpetual's name."""
+    parameters = fields_of(action.parameters)
+    name = parameters.get("marketId") or parameters.get("ticker")
+    return name if isinstance(name, str) else None
+
+
+def side_of(action: GameAction) -> str:
+    """Return ``YES``, ``NO``, ``LONG``, ``SHORT``, or what else the action names."""
+    parameters = fields_of(action.parameters)
+    return str(parameters.get("side") or parameters.get("outcome")).upper()
+
+
+def number_of(action: GameAction, key: str) -> float | None:
+    """Return a positive number of the result, else of the parameters that were asked for."""
+    result, parameters = fields_of(action.result), fields_of(action.parameters)
+    return positive(result.get(key)) or positive(parameters.get(key))
+
+
+def fields_of(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def positive(value: object) -> float | None:
+    """Return a finite number above zero, else ``None``."""
+    found = number(value)
+    return found if found is not None and found > 0 else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number, else ``None``."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,41 @@
+"""Earlier policies that an update needs: their ages, their checkpoints, and an optimiser."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from babylon.core.trajectories import TrainingRow
+from babylon.policies.shared_files import fetch_checkpoint
+from babylon.store.connection import Store
+from babylon.store.lineage import parents, rejected_child, staleness
+from babylon.store.policies import Policy, checkpoint_uris
+from babylon.training.update_health import ruled_out
+
+
+async def staleness_of(store: Store, parent: Policy, rows: Sequence[TrainingRow]) -> dict[int, int]:
+    """Return policy version → its number of updates before ``parent``.
+
+    Only policies that played are in it: the update does not depend on what was trained since.
+    """
+    played = {call.policy_version for row in rows for call in row.calls}
+    ages = staleness(await parents(store), parent.policy_version)
+    return {version: age for version, age in ages.items() if version in played}
+
+
+async def behaviours_of(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int, str]:
+    """Return the checkpoints of policies whose calls came without logprobs."""
+    calls = (call for row in rows for call in row.calls)
+    unlogged = {call.policy_version for call in calls if call.logprobs is None}
+    uris = await checkpoint_uris(store, unlogged, removed=False)
+    return {v: await asyncio.to_thread(fetch_checkpoint, store.home, uris[v]) for v in uris}
+
+
+async def optimizer_of(store: Store, parent: Policy) -> str:
+    """Return the checkpoint whose optimiser goes on: that of the newest update of ``parent``.
+
+    Its moments and its rate belong to ``parent``'s weights, whatever the gate thought of the
+    result. An update that its own metrics rule out is no example.
+    """
+    child = await rejected_child(store, parent.policy_version)
+    if child is None or ruled_out(child[1]):
+        return parent.uri
+    return await asyncio.to_thread(fetch_checkpoint, store.home, child[0])

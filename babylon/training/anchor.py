@@ -1,0 +1,61 @@
+"""The reference of a KL penalty: an anchor that follows the policy slowly.
+
+    anchor' = (1 - rate) anchor + rate theta         tuned weights, once an update
+
+The penalty pulls a policy back to where it was about ``1 / rate`` updates ago. A fixed reference
+(rate 0) stops learning once the policy has moved as far as the penalty allows; the parent itself
+(rate 1) would only slow it down. Source: WARP (Ramé et al. 2024, arXiv 2406.16768, section 3.1).
+
+The anchor is saved in the checkpoint. A policy that is not promoted takes its anchor with it. A
+line without one begins with its parent's weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from babylon.training.trainable import Trainable
+
+ANCHOR_FILE = "anchor.pt"
+
+
+def load_anchor(trainable: Trainable, parent: Path | str) -> dict[str, Tensor]:
+    """Return the parent's anchor: name of a tuned weight → its value on the host."""
+    path = Path(parent) / ANCHOR_FILE
+    now = {name: weight.detach().cpu().clone() for name, weight in trainable.tuned.items()}
+    if not path.exists():
+        return now
+    saved: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return {
+        name: saved[name] if name in saved and saved[name].shape == value.shape else value
+        for name, value in now.items()
+    }
+
+
+@contextmanager
+def in_force(trainable: Trainable, anchor: Mapping[str, Tensor]) -> Iterator[None]:
+    """Context in which the model has the anchor's weights."""
+    own = {name: weight.detach().clone() for name, weight in trainable.tuned.items()}
+    _set(trainable, anchor)
+    try:
+        yield
+    finally:
+        _set(trainable, own)
+
+
+def moved(anchor: Mapping[str, Tensor], trainable: Trainable, rate: float) -> dict[str, Tensor]:
+    """Return the anchor of the next update."""
+    tuned = trainable.tuned
+    return {
+        name: torch.lerp(value, tuned[name].detach().to(value), rate)
+        for name, value in anchor.items()
+    }
+
+
+def _set(trainable: Trainable, weights: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, weight in trainable.tuned.items():
+            weight.copy_(weights[name])

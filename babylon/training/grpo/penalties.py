@@ -1,0 +1,54 @@
+"""Terms that are added to a loss: the distance from a reference, and a floor of the entropy."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.loss_inputs import LossBounds, LossInputs, LossTerms
+from babylon.training.grpo.losses import MAX_LOG_RATIO, importance, mean, ratio
+
+
+def penalised(
+    terms: LossTerms, inputs: LossInputs, config: TrainerConfig, signal: float
+) -> LossTerms:
+    """The loss of every token with the penalties of the configuration.
+
+    Args:
+        signal: mean size of the window's advantages, to which the entropy's weight is relative.
+    """
+    loss, given = terms.loss, inputs.masked()
+    if config.kl_penalty:
+        loss = loss + config.kl_penalty * kl_anchor(given, config.bounds)
+    if config.entropy_floor:
+        more = entropy_floor(given, config.entropy_floor)
+        weight = config.entropy_weight * signal
+        loss = loss + weight * torch.where(terms.masks.dropped, 0.0, more)
+    return replace(terms, loss=loss)
+
+
+def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
+    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
+
+    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
+    divergence (arXiv 2512.02556, eq. 7).
+    """
+    if inputs.reference is None:
+        raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
+    weight = importance(inputs, bounds) * ratio(inputs)
+    delta = (inputs.reference - inputs.theta).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
+    return torch.where(inputs.mask, weight * k3, 0.0)
+
+
+def entropy_floor(inputs: LossInputs, floor: float) -> Tensor:
+    """``-H`` ``[C, T]``, nats, in calls whose mean entropy is below ``floor``, 0 in others.
+
+    An entropy bonus (Williams and Peng 1991) that ends where replies are varied enough. Tokens
+    without a choice, such as a format's, have H = 0 and no gradient.
+    """
+    if inputs.entropy is None:
+        raise ValueError("an entropy floor needs the entropies of the policy, got none")
+    low = mean(inputs.entropy.detach(), inputs.mask) < floor
+    return torch.where(inputs.mask & low, -inputs.entropy, 0.0)

@@ -1,0 +1,310 @@
+"""Learning on the levels of the curriculum, beside scripted rules and the base model.
+
+    python -m benchmarks.curriculum [--level L0] [--seeds 0 1] [--hours 8] [--agents 64]
+        [--base CHECKPOINT] [--set credit=trajectory discount=0.5 ...]
+
+One row an hour and seed: the fleet's mean P&L while it plays, and, at the hours of ``--look``, that
+of the policy on worlds of the level that nobody trains on. The last lines compare the final policy
+with the base model and the best scripted rule on the same worlds, with a 95 % interval for one
+look.
+
+An hour is played, scored and trained by the code of the real stages, in this process: no database,
+no gateway, no gate. All seeds of a level and all settings meet the same worlds.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from babylon.core.settings import TrainingSettings
+from babylon.core.settings_loading import load_settings
+from babylon.core.trajectories import Call, TrainingRow, Trajectory
+from babylon.evaluation.arena.confidence import Interval, mean_interval, paired_difference
+from babylon.evaluation.arena.play import Plays, best_rule, play, replies
+from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.game.fleet.fleet_records import action_of, environment_state
+from babylon.game.market.game import make_market
+from babylon.game.market.levels import LEVELS, CurriculumLevel
+from babylon.game.market.market import Seat
+from babylon.game.market.orders import MAX_REPLY_TOKENS, parse_decision
+from babylon.game.market.prompts import render_observation
+from babylon.game.market.scenario import Scenario, make_scenario
+from babylon.ops.demo import RECIPE
+from babylon.quality.correctness import Outcomes
+from babylon.quality.decode import GameStep
+from babylon.quality.payoffs import payoffs
+from babylon.scoring.rewards.heuristic import heuristic
+
+AGENTS_A_WORLD = 8
+LOOK_WORLDS = 256
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hour:
+    """An hour of one seed. Mean P&L in simulator dollars; ``looked``: of the policy after it."""
+
+    level: str
+    seed: int
+    hour: int
+    fleet_pnl: float
+    malformed: float  # share of the fleet's replies
+    kl_after: float
+    entropy: float
+    cpu_s: float
+    looked: float | None = None
+
+
+def worlds_of(level: CurriculumLevel, seed: int, hour: int, count: int) -> list[Scenario]:
+    """Return the worlds that the fleet plays in an hour."""
+    name = f"curriculum:{level.name}:{seed}:{hour}"
+    return [make_scenario(f"{name}:{number}", level.rules(hour)) for number in range(count)]
+
+
+class Sampler:
+    """A checkpoint that plays with its tokens and logprobs kept, as the engine does."""
+
+    def __init__(self, path: str) -> None:
+        from babylon.serving.engine.loaded_policies import load
+
+        self.policy = load("curriculum", path, 0)
+
+    def calls(self, seats: Sequence[Seat], seed: int) -> list[Call]:
+        """Return one call for each seat, whose ``messages`` are left out."""
+        from babylon.serving.engine.running_batch import generate
+        from babylon.serving.engine.sampling import Request, Sampling
+
+        requests = [
+            Request(
+                self.policy.prompt(render_observation(seat, seat.account.name)),
+                Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_draw(seed, seat)),
+            )
+            for seat in seats
+        ]
+        completions = generate(
+            self.policy.model,
+            requests,
+            eos_token_ids=self.policy.eos_token_ids,
+            pad_token_id=self.policy.pad_token_id,
+        )
+        return [
+            Call(
+                step=seat.tick,
+                messages=(),
+                response=self.policy.decode(completion.token_ids),
+                policy_version=0,
+                prompt_token_ids=tuple(request.prompt_token_ids),
+                completion_token_ids=tuple(completion.token_ids),
+                logprobs=tuple(completion.logprobs),
+            )
+            for seat, request, completion in zip(seats, requests, completions, strict=True)
+        ]
+
+
+def _draw(seed: int, seat: Seat) -> int:
+    identity = f"{seed}:{seat.scenario.scenario_id}:{seat.tick}:{seat.account.name}"
+    return int.from_bytes(blake2b(identity.encode(), digest_size=7).digest())
+
+
+def played(
+    sampler: Sampler, worlds: Sequence[Scenario], seed: int, shared: bool
+) -> list[Trajectory]:
+    """Play all worlds in lock-step, each by a group of agents."""
+    names = [f"agent-{number}" for number in range(AGENTS_A_WORLD)]
+    tables: list[list[Seat]] = []
+    for world in worlds:
+        groups = [names] if shared else [[name] for name in names]
+        tables += [_seated(world, group) for group in groups]
+    seats = [seat for table in tables for seat in table]
+    calls: dict[int, list[Call]] = {id(seat): [] for seat in seats}
+    states: dict[int, list[dict[str, object]]] = {id(seat): [] for seat in seats}
+    while not seats[0].over:
+        for seat in seats:
+            states[id(seat)].append(environment_state(seat))
+        asked = dict(zip(map(id, seats), sampler.calls(seats, seed), strict=True))
+        for table in tables:
+            table[0].market.step(
+                {seat.account.name: parse_decision(asked[id(seat)].response) for seat in table}
+            )
+        for key, call in asked.items():
+            calls[key].append(call)
+    for table in tables:
+        table[0].market.settle()
+    return [_trajectory(seat, calls[id(seat)], states[id(seat)]) for seat in seats]
+
+
+def _seated(world: Scenario, names: Sequence[str]) -> list[Seat]:
+    market = make_market(world)
+    return [market.join(name) for name in names]
+
+
+def _trajectory(
+    seat: Seat, calls: Sequence[Call], states: Sequence[Mapping[str, object]]
+) -> Trajectory:
+    steps = [
+        {
+            "stepNumber": tick,
+            "environmentState": state,
+            "llmCalls": [],
+            "action": msgspec.to_builtins(action_of(outcome, seat, tick)),
+        }
+        for tick, (state, outcome) in enumerate(zip(states, seat.outcomes, strict=True))
+    ]
+    curve = [float(str(state["agentPnL"])) for state in states] + [seat.pnl]
+    falls = (peak - now for peak, now in zip(accumulate(curve, max), curve, strict=True))
+    world = seat.scenario.scenario_id
+    return Trajectory(
+        trajectory_id=f"{world}/{seat.account.name}",
+        agent_id=seat.account.name,
+        window_id="",
+        scenario_id=world,
+        start=START,
+        end=START + timedelta(hours=1),
+        pnl_usd=seat.pnl,
+        drawdown_usd=max(falls),
+        wins=0,
+        trades=0,
+        actions=0,
+        steps=len(steps),
+        calls=tuple(calls),
+        payoffs=payoffs(
+            msgspec.convert(steps, tuple[GameStep, ...]), Outcomes([]), world, seat.pnl
+        ),
+    )
+
+
+def learn(
+    level: CurriculumLevel,
+    base: Path,
+    training: TrainingSettings,
+    *,
+    seed: int,
+    hours: int,
+    agents: int,
+    looks: Sequence[int],
+    directory: Path,
+) -> Iterator[tuple[Hour, Path]]:
+    """Play and train hour after hour. Every update serves at once: there is no gate."""
+    from babylon.training.update import trainer_config, update_checkpoint
+
+    policy, config = base, trainer_config(training, seed)
+    for hour in range(hours):
+        began = time.process_time()
+        worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
+        play = played(Sampler(str(policy)), worlds, seed, level.shared)
+        rows = [
+            TrainingRow(
+                trajectory_id=own.trajectory_id,
+                agent_id=own.agent_id,
+                scenario_id=own.scenario_id,
+                score=given.value,
+                calls=own.calls,
+                rewards=given.rewards,
+            )
+            for own, given in zip(play, heuristic(play), strict=True)
+        ]
+        target = directory / f"{level.name}-{seed}-{hour}"
+        report: Any = update_checkpoint(
+            policy, rows, target, tuning=training.tuning, config=config, staleness={0: 0}
+        ).report
+        policy = target
+        failed = [payoff.failed for own in play for payoff in own.payoffs]
+        yield (
+            Hour(
+                level=level.name,
+                seed=seed,
+                hour=hour,
+                fleet_pnl=sum(own.pnl_usd for own in play) / len(play),
+                malformed=sum(failed) / len(failed),
+                kl_after=report.kl_after,
+                entropy=report.entropy,
+                cpu_s=time.process_time() - began,
+                looked=look(level, hour, policy).mean_pnl if hour in looks else None,
+            ),
+            policy,
+        )
+
+
+def look(level: CurriculumLevel, hour: int, policy: Path, worlds: int = LOOK_WORLDS) -> Plays:
+    """Play the level's unseen worlds, which are the same for all policies and seeds."""
+    from babylon.evaluation.arena.checkpoint_replies import reply_policy
+
+    return play(replies(reply_policy(str(policy))), unseen(level, hour, worlds))
+
+
+def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:
+    """Return worlds of an hour's rules that are never trained on."""
+    return unseen_scenarios("final", f"curriculum:{level.name}", worlds, level.rules(hour))
+
+
+def main(arguments: Sequence[str]) -> None:
+    options = _options(arguments)
+    level = LEVELS[options.level]
+    changed = dict(pair.split("=", 1) for pair in options.set)
+    training = TrainingSettings.model_validate(RECIPE["training"] | changed)
+    base = options.base or _embedded()
+    ends: list[tuple[int, Plays]] = []
+    last = options.hours - 1
+    with TemporaryDirectory() as directory:
+        for seed in options.seeds:
+            policy = base
+            for row, policy in learn(  # noqa: B007
+                level,
+                base,
+                training,
+                seed=seed,
+                hours=options.hours,
+                agents=options.agents,
+                looks=options.look,
+                directory=Path(directory),
+            ):
+                print(json.dumps(asdict(row)), flush=True)
+            ends.append((seed, look(level, last, policy, options.worlds)))
+    started = look(level, last, base, options.worlds)
+    name, rule = best_rule(unseen(level, last, options.worlds))
+    for seed, end in ends:
+        print(_line(seed, end, started, name, rule))
+    print(f"base model {mean_interval(started.pnl)}, rule {name} {mean_interval(rule.pnl)}")
+
+
+def _line(seed: int, end: Plays, base: Plays, name: str, rule: Plays) -> str:
+    gained: Interval = paired_difference(base.pnl, end.pnl)
+    beside: Interval = paired_difference(rule.pnl, end.pnl)
+    return (
+        f"seed {seed}: {mean_interval(end.pnl)}, malformed {end.malformed.mean():.1%},"
+        f" over the base model {gained}, over {name} {beside}"
+    )
+
+
+def _embedded() -> Path:
+    from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
+
+    return make_embedded_model(EmbeddedModelRecipe(), load_settings().home.models)
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--level", choices=[*LEVELS], default="L0")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--hours", type=int, default=8)
+    parser.add_argument("--agents", type=int, default=64)
+    parser.add_argument("--worlds", type=int, default=LOOK_WORLDS)
+    parser.add_argument("--look", type=int, nargs="*", default=[])
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

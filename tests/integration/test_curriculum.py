@@ -1,0 +1,37 @@
+"""An hour of the curriculum, played, scored and trained by the code of the real stages."""
+
+from math import fsum
+from pathlib import Path
+
+import pytest
+
+from babylon.core.settings import TrainingSettings
+from babylon.game.market.levels import LEVELS
+from babylon.ops.demo import RECIPE
+from benchmarks.curriculum import Sampler, learn, played, unseen, worlds_of
+
+
+def test_levels_have_worlds_of_their_own_and_regimes_follow_each_other() -> None:
+    switching = LEVELS["L5"]
+    assert switching.rules(0) == switching.rules(11) == switching.rules(36)
+    assert len({switching.rules(hour) for hour in (0, 12, 24)}) == 3
+    for level in LEVELS.values():
+        trained = {world.scenario_id for world in worlds_of(level, 0, 0, 4)}
+        assert not trained & {world.scenario_id for world in unseen(level, 0, 4)}
+        assert len(trained) == 4
+
+
+def test_an_hour_is_played_and_trained(embedded_model: Path, tmp_path: Path) -> None:
+    level = LEVELS["L0"]
+    own = played(Sampler(str(embedded_model)), worlds_of(level, 0, 0, 1), 0, level.shared)
+    assert len(own) == 8
+    for one in own:
+        assert fsum(payoff.pnl_usd for payoff in one.payoffs) == pytest.approx(one.pnl_usd)
+        assert [call.step for call in one.calls] == [payoff.step for payoff in one.payoffs]
+        assert all(len(c.logprobs or ()) == len(c.completion_token_ids or ()) for c in one.calls)
+    training = TrainingSettings.model_validate(RECIPE["training"])
+    [(hour, policy)] = learn(
+        level, embedded_model, training, seed=0, hours=1, agents=8, looks=(), directory=tmp_path
+    )
+    assert (hour.level, hour.hour) == ("L0", 0) and hour.kl_after > 0 and policy.exists()
+    assert hour.fleet_pnl == pytest.approx(fsum(one.pnl_usd for one in own) / 8)

@@ -1,0 +1,106 @@
+"""The fleet's own play against the policy before, and the return to it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from babylon.core.settings import Settings
+from babylon.core.trajectories import Call, Trajectory
+from babylon.core.types import Claim
+from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
+from babylon.evaluation.arena.play import scripted
+from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.game.market.scenario import STARTER
+from babylon.game.market.scripted import contrarian, news_follower
+from babylon.stages.deploy import deploy_checkpoint
+from babylon.store import Store
+from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.routes import current_route
+from tests.deployments import serving, three_policies, verdict
+from tests.integration.test_gate_worlds import played
+
+CHAMPION = 2
+
+
+@pytest.fixture
+async def claim(store: Store) -> Claim:
+    return await three_policies(store)
+
+
+def pairs(differences: Sequence[float]) -> list[FleetPair]:
+    return [
+        FleetPair(scenario_id=f"w{n}", fleet_usd=100.0 + d, before_usd=100.0, room_usd=2000.0)
+        for n, d in enumerate(differences)
+    ]
+
+
+def by(policy: int, name: str) -> Trajectory:
+    call = Call(step=0, messages=(), response="", policy_version=policy)
+    own = parse_window_id("2025-11-14T08:00")
+    return Trajectory(
+        trajectory_id=name,
+        agent_id=name,
+        window_id=own.id,
+        scenario_id="s",
+        start=own.start,
+        end=own.end,
+        pnl_usd=0.0,
+        wins=0,
+        trades=0,
+        actions=0,
+        steps=1,
+        calls=(call,),
+    )
+
+
+async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
+    store: Store, settings: Settings
+) -> None:
+    window = parse_window_id(await played(store, settings, 8, STARTER))
+    rows = await played_rows(store, window, apart_from=(), most=64)
+    worlds = rebuild_rows(rows).scenarios
+    names = [play.trajectory_id for world in worlds for play in world.plays]
+    all_its_own = {name: by(CHAMPION, name) for name in names}
+    good = pairs_of(worlds, all_its_own, CHAMPION, lambda: scripted(news_follower))
+    bad = pairs_of(worlds, all_its_own, CHAMPION, lambda: scripted(contrarian))
+    assert [pair.scenario_id for pair in good] == [world.scenario.scenario_id for world in worlds]
+    for pair, world in zip(good, worlds, strict=True):
+        earned = [play.pnl_usd for play in world.plays]
+        assert pair.fleet_usd == pytest.approx(sum(earned) / len(earned))
+    assert sum(p.before_usd for p in good) > sum(p.before_usd for p in bad)
+    mixed = all_its_own | {names[0]: by(1, names[0])}
+    assert len(pairs_of(worlds, mixed, CHAMPION, lambda: scripted(contrarian))) == len(worlds) - 1
+
+    def never() -> None:
+        raise AssertionError("nothing is to be played")
+
+    assert pairs_of(worlds, {}, CHAMPION, never) == []  # type: ignore[arg-type]
+
+
+def test_only_a_sure_loss_breaks_the_promise() -> None:
+    assert broken_promise([]) is None
+    assert broken_promise(pairs([-150.0, 150.0] * 60)) is None
+    assert broken_promise(pairs([40.0, 60.0] * 60)) is None
+    lost = broken_promise(pairs([-220.0, -180.0] * 60))
+    assert lost is not None and lost.mean == pytest.approx(-200) and lost.high < 0
+
+
+async def test_the_policy_before_returns_once_the_fleet_surely_loses(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await deploy_checkpoint(store, settings, verdict(claim))
+    assert await serving(store) == CHAMPION
+    rejected = replace(verdict(claim, promote=False), policy_version=1)
+    await add_pairs(store, claim, CHAMPION, 0, pairs([-20.0, 30.0] * 60))
+    kept = await deploy_checkpoint(store, settings, rejected)
+    assert await serving(store) == CHAMPION and kept.changes == ()
+    other = [replace(p, scenario_id=f"later-{p.scenario_id}") for p in pairs([-400.0] * 120)]
+    again = await add_pairs(store, claim, CHAMPION, 0, other)
+    assert len(again) == 240 == len(await add_pairs(store, claim, CHAMPION, 0, other))
+    back = await deploy_checkpoint(store, settings, rejected)
+    assert (await serving(store), back.policy_version, len(back.changes)) == (0, 0, 1)
+    assert "a loss, although the gate saw a gain" in back.reason
+    assert "the fleet earned -" in (await current_route(store)).reason
+    assert (await deploy_checkpoint(store, settings, rejected)).changes == ()  # no further back
