@@ -39,7 +39,9 @@ def object_server(
 ) -> Iterator[str]:
     """Run moto's server and make the bucket; yield its URL. ``prefix``: of the command line."""
     if subprocess.run([MOTO, "-c", "import moto.server"], capture_output=True).returncode:
-        pytest.skip("moto is not installed: pip install 'moto[server]', or set TEST_MOTO")
+        pytest.skip(
+            "moto is not installed: pip install 'moto[s3]' flask flask-cors, or set TEST_MOTO"
+        )
     port = free_port()
     url = f"http://{host}:{port}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -207,7 +207,9 @@ def start_postgres(machine: Machine) -> str:
 def start_object_store(machine: Machine) -> dict[str, str]:
     """Start an S3 API for the whole network; return the variables with which it is used."""
     if subprocess.run([MOTO, "-c", "import moto.server"], capture_output=True).returncode:
-        pytest.skip("moto is not installed: pip install 'moto[server]', or set TEST_MOTO")
+        pytest.skip(
+            "moto is not installed: pip install 'moto[s3]' flask flask-cors, or set TEST_MOTO"
+        )
     machine.start(
         MOTO, "-m", "moto.server", "-H", machine.address, "-p", str(S3_PORT), PYTHONPATH=""
     )
