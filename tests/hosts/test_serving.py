@@ -4,7 +4,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -238,7 +238,7 @@ async def test_gateways_and_engines_of_other_machines_serve_swap_and_survive(sit
     logs = "\n".join(one.logs() for one in site.hosts.values())
     assert seen.problems == [], f"{seen.problems}\n{logs}"
     assert await quarantined(site.store) == {}
-    recorded = await _recorded(site, len(seen.answers))
+    recorded = await _recorded(site, seen.answers)
     assert {call: recorded.get(call) for call in seen.answers} == dict.fromkeys(seen.answers, 1)
     paths = await site.store.pool.fetch("SELECT uri FROM babylon.policies")
     assert all(row["uri"].startswith("home:") for row in paths)
@@ -259,14 +259,16 @@ async def _prove_who_they_are(site: Site, rows: list[GatewayRow]) -> None:
     assert "another program answers" in found.champion.problem
 
 
-async def _recorded(site: Site, least: int) -> dict[str, int]:
+async def _recorded(site: Site, answered: Collection[str]) -> dict[str, int]:
+    """Return call id → number of records, once all that was answered is there."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             rows = await site.store.pool.fetch(
                 "SELECT call_id, count(*) AS n FROM babylon.calls GROUP BY call_id"
             )
-            if len(rows) >= least:
-                return {row["call_id"]: row["n"] for row in rows}
+            found = {row["call_id"]: row["n"] for row in rows}
+            if found.keys() >= set(answered):
+                return found
             await asyncio.sleep(0.5)
 
 
