@@ -45,7 +45,6 @@ TRAINING = {
     "ITERATIONS": "3",
     "LEARNING_RATE": "1e-4",
     "ARENA_SCENARIOS": "32",
-    "ARENA_RULES": "hour",
 }
 
 
