@@ -248,8 +248,6 @@ async def open_gateway(
             probe_key=str(probe_key),
             last_known=last_known,
         )
-        if last_known and (known := await asyncio.to_thread(last_known.read)):
-            follower.restore(known)
         calls = CallHandler(
             engine=engine,
             table=table,

@@ -72,8 +72,11 @@ class RouteFollower:
         """Prove to a deployment that this gateway announced its address."""
         return identity_proof(self._probe_key, self._gateway, nonce)
 
-    def restore(self, known: LastKnown) -> None:
+    async def _restore(self) -> None:
         """Serve what was served last, until the database answers."""
+        known = await asyncio.to_thread(self._last_known.read) if self._last_known else None
+        if known is None:
+            return
         self._recorder.rules.set(known.rules)
         self._keys.set(known.keys)
         targets = {target.policy_version: target for target in known.targets}
@@ -90,6 +93,8 @@ class RouteFollower:
                         await self._wait_for_change()
             except UNREACHABLE as error:
                 self._note_outage(error)
+                if self._desired is None:
+                    await self._restore()
                 await asyncio.sleep(RETRY_S)
 
     async def _renew_keys(self) -> None:

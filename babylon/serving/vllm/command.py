@@ -40,6 +40,11 @@ def require_vllm(serving: ServingSettings) -> str:
     """
     extra_arguments(serving.vllm_args)
     if serving.engine_url:
+        if "," in serving.engine_url:
+            raise ConfigError(
+                f"ENGINE_URL={serving.engine_url!r} with ENGINE=vllm: name one server, and run a"
+                " gateway beside each"
+            )
         return serving.engine_url
     if serving.vllm_python is None:
         raise ConfigError(

@@ -1,0 +1,82 @@
+"""A change needs half of the gateways, and the others are not waited for."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from babylon.core.errors import ServingError
+from babylon.store import Store, gateways
+from babylon.store.gateways import GatewayRow, announce_gateway, wait_for_acks, wait_until_loaded
+from babylon.store.policies import ensure_base
+from babylon.store.proposals import proposed
+from babylon.store.quarantine import end_quarantine, probe_keys, quarantined, set_probe_key
+
+WAIT_S = 20.0
+
+
+def row(name: str, route: int = 1, **state: object) -> GatewayRow:
+    made = GatewayRow(gateway_id=name, url=f"http://{name}:8000", route_version=route)
+    return replace(made, **state)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def routed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(gateways, "FOLLOW_S", 0.2)
+    await ensure_base(store, uri="Qwen/tiny", base_model="tiny")
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'full', 'Qwen/other', 'tiny')"
+    )
+    return store
+
+
+async def test_a_gateway_that_does_not_follow_is_quarantined_until_it_does(routed: Store) -> None:
+    await announce_gateway(routed, row("east", 2))
+    await announce_gateway(routed, row("west", 1))
+    await routed.pool.execute(
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+        " VALUES (2, 0, 'test', 'again')"
+    )
+    assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east",)
+    assert await quarantined(routed) == {"west": "it did not serve route 2: no answer in time"}
+    assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east",)  # at once
+    await end_quarantine(routed, "west")
+    assert [*await quarantined(routed)] == ["west"]  # it is still behind
+    await announce_gateway(routed, row("west", 2))
+    await end_quarantine(routed, "west")
+    assert await quarantined(routed) == {}
+    assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east", "west")
+
+
+async def test_refusals_of_few_do_not_stop_a_change_and_those_of_most_do(routed: Store) -> None:
+    refuses = {"refusals": {"1": "no room"}, "proposals_read": 99}
+    async with proposed(routed, 1, "test"):
+        await announce_gateway(routed, row("a", loaded=[0, 1]))
+        await announce_gateway(routed, row("b", loaded=[0], **refuses))
+        found = await wait_until_loaded(routed, 1, WAIT_S)
+        assert [one.gateway_id for one in found] == ["a"]
+        assert "no room" in (await quarantined(routed))["b"]
+        await announce_gateway(routed, row("b", loaded=[0], **refuses))
+        await routed.pool.execute("DELETE FROM babylon.quarantine")
+        await announce_gateway(routed, row("c", loaded=[0], **refuses))
+        with pytest.raises(ServingError, match="cannot hold policy 1: no room"):
+            await wait_until_loaded(routed, 1, WAIT_S)
+
+
+async def test_a_single_gateway_is_waited_for(routed: Store) -> None:
+    await announce_gateway(routed, row("only", 1))
+    waiting = asyncio.create_task(wait_for_acks(routed, 2, 0, WAIT_S))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    await announce_gateway(routed, row("only", 2))
+    assert await waiting == ("only",)
+
+
+async def test_the_key_of_a_gateway_goes_with_it(routed: Store) -> None:
+    await announce_gateway(routed, row("east"))
+    await set_probe_key(routed, "east", "secret")
+    await set_probe_key(routed, "nobody", "secret")
+    assert await probe_keys(routed, ["east", "nobody"]) == {"east": "secret"}
+    await gateways.remove_gateway(routed, "east")
+    assert await probe_keys(routed, ["east"]) == {}
