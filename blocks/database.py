@@ -1,8 +1,10 @@
 """A named Postgres with recorded play."""
 
+from typing import ClassVar
+
 from pydantic import Field, SecretStr
 
-from babylon.blocks.settings_block import SettingsBlock
+from babylon.blocks.settings_block import SettingsBlock, Variables
 
 
 class BabylonDatabase(SettingsBlock):
@@ -19,6 +21,6 @@ class BabylonDatabase(SettingsBlock):
     _block_type_name = "Babylon database"
     _block_type_slug = "babylon-database"
     _description = "A Postgres with recorded play."
-    variables = {"url": "DATABASE_URL"}
+    variables: ClassVar[Variables] = {"url": "DATABASE_URL"}
 
     url: SecretStr = Field(description="Connection URL, postgresql://user:password@host/database.")

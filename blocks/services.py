@@ -1,10 +1,10 @@
 """Named services that runs use: a judge, an artifact store, Hugging Face, Weights & Biases."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from babylon.blocks.settings_block import SettingsBlock
+from babylon.blocks.settings_block import SettingsBlock, Variables
 
 
 class BabylonJudge(SettingsBlock):
@@ -21,7 +21,7 @@ class BabylonJudge(SettingsBlock):
     _block_type_name = "Babylon judge"
     _block_type_slug = "babylon-judge"
     _description = "A model behind an OpenAI-compatible server that judges play."
-    variables = {
+    variables: ClassVar[Variables] = {
         "judge_model": "JUDGE_MODEL",
         "base_url": "JUDGE_BASE_URL",
         "api_key": "OPENAI_API_KEY",
@@ -50,7 +50,7 @@ class BabylonArtifactStore(SettingsBlock):
     _block_type_name = "Babylon artifact store"
     _block_type_slug = "babylon-artifact-store"
     _description = "Where machines share checkpoints and the files between stages."
-    variables = {"uri": "ARTIFACT_STORE"}
+    variables: ClassVar[Variables] = {"uri": "ARTIFACT_STORE"}
 
     uri: str = Field(description="Address of the store, such as s3://bucket/prefix.")
 
@@ -69,7 +69,11 @@ class BabylonHuggingFace(SettingsBlock):
     _block_type_name = "Babylon Hugging Face"
     _block_type_slug = "babylon-hugging-face"
     _description = "The account and the repositories that play and policies are published to."
-    variables = {"token": "HF_TOKEN", "dataset": "PUBLISH_TO", "models": "PUBLISH_MODELS_TO"}
+    variables: ClassVar[Variables] = {
+        "token": "HF_TOKEN",
+        "dataset": "PUBLISH_TO",
+        "models": "PUBLISH_MODELS_TO",
+    }
 
     token: SecretStr | None = Field(default=None, description="Access token of the hub.")
     dataset: str | None = Field(default=None, description="Dataset repository, owner/name.")
@@ -90,7 +94,11 @@ class BabylonWandb(SettingsBlock):
     _block_type_name = "Babylon Weights and Biases"
     _block_type_slug = "babylon-wandb"
     _description = "A project; the account's key stays in WANDB_API_KEY of the worker."
-    variables = {"project": "WANDB_PROJECT", "mode": "WANDB_MODE", "models": "WANDB_MODELS"}
+    variables: ClassVar[Variables] = {
+        "project": "WANDB_PROJECT",
+        "mode": "WANDB_MODE",
+        "models": "WANDB_MODELS",
+    }
 
     project: str = Field(description="Project that gets the metrics.")
     mode: Literal["offline", "online", "disabled"] | None = Field(

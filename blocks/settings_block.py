@@ -10,12 +10,14 @@ from babylon.blocks.form import Overrides
 from babylon.core.errors import ConfigError
 from babylon.core.settings import fields, variable_of
 
+Variables = Mapping[str, str]
+
 
 class SettingsBlock(Block):
     """Settings under a name, edited in Prefect's UI. A field that is empty changes nothing."""
 
     _documentation_url = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
-    variables: ClassVar[Mapping[str, str]]
+    variables: ClassVar[Variables]
     """Fields, and the environment variables of their settings."""
 
     def overrides(self) -> Overrides:
