@@ -27,6 +27,7 @@ from random import Random
 from babylon.core.errors import BabylonError
 from babylon.core.game_rows import GameRow
 from babylon.core.settings import QualitySettings
+from babylon.core.types import Rejection
 from babylon.core.windows import Window
 from babylon.quality.row_checks import check_row
 from babylon.scoring.judge.budget import Budget, BudgetLimits
@@ -39,7 +40,6 @@ from babylon.scoring.judge.judgment import (
     Method,
     load_rubric,
 )
-from babylon.store.rejections import Rejection
 from benchmarks.judge_windows import MemoryJudgments
 from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
 

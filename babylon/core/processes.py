@@ -187,7 +187,7 @@ async def all_supervised(
     try:
         async with AsyncExitStack() as stack:
             for service in services:
-                running.append(Supervised(service, on_start, **environment))
+                running.append(Supervised(service, on_start, None, **environment))
                 await stack.enter_async_context(in_background(running[-1].keep_alive()))
             yield tuple(running)
     finally:

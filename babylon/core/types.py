@@ -51,6 +51,18 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A trajectory that is not trained on.
+
+    ``reason`` is a short name to count by; ``detail`` names the path and the value.
+    """
+
+    trajectory_id: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Validated:
     """Manifest of ``validate``: the accepted trajectories, and the number rejected by reason."""
 

@@ -21,6 +21,7 @@ from babylon.core.game_rows import GameRow
 from babylon.core.llm_calls import POLICY_PURPOSES, JsonObject, LlmCall, Message
 from babylon.core.settings import QualitySettings
 from babylon.core.trajectories import Call, Trajectory
+from babylon.core.types import Rejection
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window, id_problem
 from babylon.quality.correctness import (
     Outcomes,
@@ -43,7 +44,6 @@ from babylon.quality.decode import (
 )
 from babylon.quality.payoffs import payoffs
 from babylon.store.calls import RecordedCall
-from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters, because a detail may quote the row
 T = TypeVar("T")

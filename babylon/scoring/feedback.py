@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
 from babylon.store.feedback import REWARD, Feedback, known_feedback
-from babylon.store.rejections import Rejection
 
 
 async def feedback(

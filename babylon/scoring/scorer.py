@@ -29,10 +29,9 @@ import msgspec
 from babylon.core.errors import BabylonError, ConfigError, ScoringError, reason_of
 from babylon.core.settings import JudgeSettings, Settings
 from babylon.core.trajectories import Trajectory
-from babylon.core.types import Artifact
+from babylon.core.types import Artifact, Rejection
 from babylon.scoring.judge.judge_requirements import require_art_judge, require_judge
 from babylon.store import Store
-from babylon.store.rejections import Rejection
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ async def gateway_processes(
             f"GATEWAY_WORKERS={given.workers}: GATEWAY_ADDRESS={given.address} names one process:"
             " leave one of the two out; on several machines, start more gateways"
         )
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # the sockets outlive a process, so its callers wait for the next
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             for _ in range(given.workers)

@@ -20,10 +20,10 @@ from babylon import quality as checks
 from babylon.core.game_rows import COLUMNS, GameRow
 from babylon.core.home import Home
 from babylon.core.settings import QualitySettings
+from babylon.core.types import Rejection
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
 from babylon.quality.row_checks import check_row
 from babylon.store import Store
-from babylon.store.rejections import Rejection
 
 log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = 200

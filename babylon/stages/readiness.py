@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from babylon.core.game_rows import FOR_TRAINING
 from babylon.core.settings import WindowSettings
+from babylon.core.types import Rejection
 from babylon.core.windows import (
     DONE,
     FINISHED,
@@ -31,7 +32,6 @@ from babylon.store.late import finished_play, free_for_training, missed_rows
 from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.rejections import (
     RejectedFor,
-    Rejection,
     RejectionTally,
     WindowCounts,
     count_windows,

@@ -11,7 +11,7 @@ from babylon.core.errors import ConfigError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Trajectory, read_trajectories
-from babylon.core.types import Scored, Thinned
+from babylon.core.types import Rejection, Scored, Thinned
 from babylon.scoring.scorer import Score, ScoringContext, load_scorer, rewards_json, score
 from babylon.stages.fingerprint import scoring_fingerprint
 from babylon.stages.validate import count_reasons, too_few_agents
@@ -20,7 +20,6 @@ from babylon.store import Store
 from babylon.store import scores as stored
 from babylon.store.connection import guarded
 from babylon.store.judgments import write_to_game
-from babylon.store.rejections import Rejection
 
 
 async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Scored:

@@ -17,14 +17,14 @@ from babylon.core.game_rows import GAME_SCHEMA, GameRow
 from babylon.core.home import Home
 from babylon.core.settings import QualitySettings, Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
-from babylon.core.types import Artifact, Collected, Validated
+from babylon.core.types import Artifact, Collected, Rejection, Validated
 from babylon.core.windows import Window, parse_window_id
 from babylon.quality.decode import garbage_collection_paused
 from babylon.quality.health import PlayTally
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.stages.watch import measure_play
 from babylon.store import Store
-from babylon.store.rejections import Rejection, replace_rejections
+from babylon.store.rejections import replace_rejections
 
 
 async def validate_window(store: Store, settings: Settings, collected: Collected) -> Validated:

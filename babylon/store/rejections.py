@@ -5,19 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from babylon.core.failpoints import failpoint
-from babylon.core.types import Claim
+from babylon.core.types import Claim, Rejection
 from babylon.store.connection import Store, guarded
 
 SAMPLES = 3  # shown for each reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """``reason`` is a short name to count by; ``detail`` names the path and the value."""
-
-    trajectory_id: str
-    reason: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

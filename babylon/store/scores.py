@@ -5,9 +5,8 @@ from dataclasses import astuple, dataclass, field
 from operator import attrgetter
 
 from babylon.core.failpoints import failpoint
-from babylon.core.types import Claim
+from babylon.core.types import Claim, Rejection
 from babylon.store.connection import Store, guarded, require_game_tables
-from babylon.store.rejections import Rejection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

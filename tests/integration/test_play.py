@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from babylon.core.api_keys import ApiKey, local_key
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
-from babylon.core.types import Artifact
+from babylon.core.types import Artifact, Rejection
 from babylon.core.windows import Window, window_at
 from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.scoring.feedback import feedback
@@ -29,7 +29,6 @@ from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.late import store_collected
 from babylon.store.recording_rules import set_rule
-from babylon.store.rejections import Rejection
 from babylon.store.windows import claim_window
 from tests.docs.test_pages import ROOT, blocks_of
 from tests.integration.test_serving import (

@@ -8,12 +8,13 @@ import pytest
 
 from babylon.cli import main
 from babylon.core.errors import DatabaseError
+from babylon.core.types import Rejection
 from babylon.core.windows import Clock, WindowState
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import window_reports
 from babylon.store import open_store
 from babylon.store.late import store_collected
-from babylon.store.rejections import Rejection, replace_rejections
+from babylon.store.rejections import replace_rejections
 from babylon.store.windows import claim_window, set_state
 from tests.integration.game import WINDOW, claim, insert_real_window, insert_trajectories
 

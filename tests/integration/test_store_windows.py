@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.core.errors import AlreadyTrainedError, FencedError, WindowError
+from babylon.core.types import Rejection
 from babylon.core.windows import Window, WindowState
 from babylon.store import Store
-from babylon.store.rejections import Rejection, replace_rejections
+from babylon.store.rejections import replace_rejections
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, get_window, hold_lease, list_windows, set_state
 from tests.leases import until_renewed

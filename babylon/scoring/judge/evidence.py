@@ -11,7 +11,7 @@ from babylon.core.errors import reason_of
 from babylon.core.home import Home
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import PLAIN, Trajectory, read_trajectories
-from babylon.core.types import Artifact
+from babylon.core.types import Artifact, Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import condense
 from babylon.scoring.judge.judgment import (
@@ -24,7 +24,6 @@ from babylon.scoring.judge.judgment import (
     load_rubric,
 )
 from babylon.scoring.judge.prompt import count_tokens
-from babylon.store.rejections import Rejection
 
 _SAMPLE = 100  # trajectories; condensing takes milliseconds, and more change the mean little
 _STEPS = msgspec.json.Decoder(tuple[RecordedStep, ...])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from babylon.core.errors import reason_of
+from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import (
     NOTHING_SHARED,
@@ -26,7 +27,6 @@ from babylon.scoring.judge.condense import (
 )
 from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
 from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
-from babylon.store.rejections import Rejection
 
 Block = tuple[int, ...]
 """Trajectories of a group in the order in which a prompt shows them."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from babylon.core.errors import ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Rejection
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
@@ -43,7 +44,6 @@ from babylon.store.judge_validity import (
     store_validity,
 )
 from babylon.store.judgments import StoredJudgments, total_spent
-from babylon.store.rejections import Rejection
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from statistics import fmean
 import numpy as np
 
 from babylon.core.errors import ScoringError
+from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger
 from babylon.scoring.judge.cached_judge import (
@@ -56,7 +57,6 @@ from babylon.scoring.judge.judgment import (
 )
 from babylon.scoring.judge.pace import Pace
 from babylon.scoring.judge.validity import JudgedGroup, Trust, believe
-from babylon.store.rejections import Rejection
 
 MAX_DETAIL = 300  # characters of a rejection's detail
 BLIND = Trust(validity=1.0)

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Rejection
 from babylon.scoring.judge.validity import JudgedGroup
-from babylon.store.rejections import Rejection
 
 _BUILT_IN = Path(__file__).parent / "rubrics"
 

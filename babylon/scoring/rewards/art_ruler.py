@@ -18,11 +18,11 @@ from itertools import groupby
 from babylon.core.errors import ScoringError, reason_of
 from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.judge_requirements import require_art_judge
 from babylon.scoring.judge.judgment import load_rubric
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
-from babylon.store.rejections import Rejection
 
 Chat = list[Message]
 Rewards = Callable[[Sequence[Chat]], Awaitable[Sequence[float]]]

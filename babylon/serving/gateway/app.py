@@ -231,12 +231,7 @@ async def open_gateway(
     sessions = Sessions(store) if serving.recognise_sessions else None
     key_limits = KeyLimits(store, gateway_id)
     tracer = tracer_for(serving, gateway_id)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-        response_class=EngineResponse,
-    ) as session:
+    async with _engine_session() as session:
         secret = engine_secret(home.root)
         engine = EnginePool(EngineClient(session, one, secret) for one in engine_url.split(","))
         loader = PolicyLoader(store, engine, table, alias)
@@ -282,3 +277,12 @@ async def open_gateway(
             if tracer:
                 await tracer.close()
         await follower.leave()
+
+
+def _engine_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+        response_class=EngineResponse,
+    )

@@ -50,7 +50,7 @@ async def listeners(
     configs = [server_config(gateway, host="127.0.0.1", port=serving.endpoint_port)]
     if serving.listen:
         url = urlsplit(serving.listen)
-        try:
+        try:  # without Postgres, the keys of the last start are enough
             keys = await list_keys(store)
         except UNREACHABLE:
             keys = [*last_known.keys] if last_known else []

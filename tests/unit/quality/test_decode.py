@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babylon.core.types import Rejection
 from babylon.quality.decode import (
     MAX_DEPTH,
     GameMetrics,
@@ -20,7 +21,6 @@ from babylon.quality.decode import (
     is_deep,
 )
 from babylon.quality.row_checks import Accepted, check_row
-from babylon.store.rejections import Rejection
 from tests.faults.mutations import mutated_rows
 from tests.unit.quality.rows import QUALITY, WINDOW, compact, real_rows
 

@@ -1,7 +1,8 @@
 from random import Random
 
+from babylon.core.types import Rejection
 from babylon.quality.quality_page import quality_markdown, reason_lines
-from babylon.store.rejections import SAMPLES, RejectedFor, Rejection, RejectionTally
+from babylon.store.rejections import SAMPLES, RejectedFor, RejectionTally
 
 
 def rejection(name, reason="no_llm_call", detail="3 steps"):

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
 from babylon.quality.row_checks import Accepted, check_row
-from babylon.store.rejections import Rejection
 from tests.unit.quality.rows import QUALITY, WINDOW, call, compact, real_rows, row, step, steps
 
 NAN_STEP = step(0, environmentState={"agentBalance": 1, "agentPnL": None, "openPositions": 0})

@@ -68,7 +68,7 @@ def test_the_advantages_of_a_tick_sum_to_zero(earned, discount):
 @given(st.lists(rewards, min_size=2, max_size=6))
 def test_the_first_decision_has_the_trajectorys_advantage_without_discount(earned):
     group = [trajectory(str(number), own) for number, own in enumerate(earned)]
-    whole = call_advantages(group, TrainerConfig())
+    whole = call_advantages(group, TrainerConfig(credit="trajectory"))
     by_decision = call_advantages(group, config(1.0))
     for name in whole.keys() & by_decision.keys():
         assert by_decision[name][0] == pytest.approx(whole[name][0], abs=1e-6)
