@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0019"
-down_revision = "0013"
+revision = "0017"
+down_revision = "0016"
 
 
 def upgrade() -> None:
-    run_file("0019_judge_validity.sql")
+    run_file("0017_judge_validity.sql")

@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0017"
-down_revision = "0013"
+revision = "0016"
+down_revision = "0015"
 
 
 def upgrade() -> None:
-    run_file("0017_fleet_pairs.sql")
+    run_file("0016_fleet_pairs.sql")

@@ -2,9 +2,9 @@
 
 from babylon.migrations import run_file
 
-revision = "0016"
-down_revision = "0013"
+revision = "0015"
+down_revision = "0014"
 
 
 def upgrade() -> None:
-    run_file("0016_lost_calls.sql")
+    run_file("0015_lost_calls.sql")
