@@ -196,7 +196,8 @@ def learn(
     directory: Path,
 ) -> Iterator[tuple[Hour, Path]]:
     """Play and train hour after hour. Every update serves at once: there is no gate."""
-    from babylon.training.update import trainer_config, update_checkpoint
+    from babylon.training.update import update_checkpoint
+    from babylon.training.update_options import trainer_config
 
     policy, config = base, trainer_config(training, seed)
     for hour in range(hours):

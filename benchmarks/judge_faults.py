@@ -91,7 +91,12 @@ def play(name: str, said: str, pnl_usd: float, provided: object = None) -> GameR
             "response": said if number == 1 else f"{name} holds",
             "temperature": 1.0,
         }
-        action = {"actionType": "HOLD", "success": True, "parameters": {}, "result": provided}
+        action = {
+            "actionType": "HOLD",
+            "success": number != 2,
+            "parameters": {},
+            "result": provided,
+        }
         steps.append(
             {
                 "stepNumber": number,
