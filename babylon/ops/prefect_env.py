@@ -28,6 +28,7 @@ IN_MEMORY = "sqlite+aiosqlite:///:memory:"
 RETENTION_S = 30 * 24 * 3600  # of runs, logs, pages and results: as long as play is kept
 RESULTS_BLOCK = "babylon-results/stored"
 HEARTBEAT_S = 30  # of a run: the shortest that Prefect takes
+LEASE_STORAGE = "prefect.server.concurrency.lease_storage.filesystem"
 _HEALTH_S = 5.0
 # Our own records and Prefect's states reach the page of their run. The console, which is the log
 # of a worker, shows warnings only. Without the level of the root, ours would be left out.
@@ -155,6 +156,9 @@ def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) 
             # By default only events are removed, and logs and pages grow for ever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
             "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(RETENTION_S),
+            # In memory, a slot that was held when the server died would never be free again, and
+            # every later stage with a model would wait for it.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
         }
     )
     # Without a password, every user of the machine could run code as this one.
