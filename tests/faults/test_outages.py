@@ -33,7 +33,7 @@ TOLD = re.compile(
 
 
 @pytest.mark.parametrize(
-    ("limit", "names"), [(2_000, "artifacts/.2025"), (60_000, "checkpoints/progress/2025")]
+    ("limit", "names"), [(2_000, "artifacts/.2025"), (60_000, "checkpoints/.2025")]
 )
 async def test_a_full_disk_is_named(limit: int, names: str, world: World, tmp_path: Path) -> None:
     async with world.place(tmp_path / "home") as place:
