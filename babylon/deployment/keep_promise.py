@@ -1,4 +1,4 @@
-"""The return to the policy before, once the fleet's own play shows that it surely earned more."""
+"""The return to the previous champion, once the fleet's own play shows that it earns more."""
 
 import asyncio
 import logging
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> Change | None:
-    """Add the window's play to the evidence, and return to the policy before if that is surely
-    better. Return the change of the route, if there is one.
+    """Add the window's play to the evidence, and roll back if the previous policy is surely better.
+
+    Return the change of the route, if there is one.
 
     Nothing is done while an experiment runs, or if no other policy was champion before.
 

@@ -114,7 +114,7 @@ async def set_up_prefect(
 async def create_automations(
     http: aiohttp.ClientSession, api: PrefectApi, wanted: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Create the missing automations. Return those that existed, by name."""
+    """Create the missing automations. Return the existing ones by name."""
     found = await call(http, api, "POST", "automations/filter", {})
     existing = {one["name"]: one for one in found}
     for automation in wanted:
