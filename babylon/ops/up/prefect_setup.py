@@ -31,7 +31,7 @@ QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
 # somebody raises them.
 LIMITS = {"babylon-gpu-memory": 1, "babylon-judge": 1}
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
-# would refuse every later run. Three missed heartbeats tell.
+# would refuse every later run. Three missed heartbeats show it.
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
 STALE_RUNS = {
     "babylon: crash runs without a heartbeat": (
