@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from functools import partial
 
 from babylon.core.errors import ArtifactError, ModelError
 from babylon.core.trajectories import read_trajectories
@@ -13,6 +12,7 @@ from babylon.deployment.rollback import roll_back
 from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import Route, previous_champion
@@ -74,5 +74,5 @@ async def _pairs(
         rebuilt.scenarios,
         {own.trajectory_id: own for own in found},
         champion,
-        partial(checkpoint_player, predecessor, seed),
+        lambda: checkpoint_player(fetch_checkpoint(store.home, predecessor), seed),
     )
