@@ -400,7 +400,7 @@ def main() -> None:
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=[*CONDITIONS])
     parser.add_argument("--scorers", nargs="+", choices=SCORERS, default=[*SCORERS])
     parser.add_argument("--rows", type=Path, default=Path("tests/data/babylon"))
-    parser.add_argument("--blind", action="store_true", help="only judges that tell nothing")
+    parser.add_argument("--blind", action="store_true", help="only uninformed judges")
     parser.add_argument("--times", type=float, default=1, help="multiply the number of windows")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

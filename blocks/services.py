@@ -49,7 +49,7 @@ class BabylonArtifactStore(SettingsBlock):
 
     _block_type_name = "Babylon artifact store"
     _block_type_slug = "babylon-artifact-store"
-    _description = "Where machines share checkpoints and the files between stages."
+    _description = "An object store with checkpoints and the files between stages."
     variables: ClassVar[Variables] = {"uri": "ARTIFACT_STORE"}
 
     uri: str = Field(description="Address of the store, such as s3://bucket/prefix.")

@@ -76,7 +76,7 @@ async def serving(store: Store) -> int:
 
 
 async def outcomes(store: Store) -> list[str | None]:
-    """How every proposal ended, oldest first."""
+    """Return the outcome of every proposal, oldest first."""
     rows = await store.pool.fetch("SELECT outcome FROM babylon.proposals ORDER BY proposal_id")
     return [row["outcome"] for row in rows]
 

@@ -94,7 +94,7 @@ class ServerlessDouble:
         return _page(job.events, request)
 
     def run(self, job: Job) -> None:
-        """What the service does in its own time."""
+        """Work that the service does in its own time."""
         if job.events or self.ending == "hangs":
             return
         numbers = itertools.count()

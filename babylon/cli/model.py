@@ -161,15 +161,17 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a policy's whole weights: merged, in the base's precision, with gguf if it can be."""
+    from babylon.policies.shared_files import fetch_checkpoint
     from babylon.policies.whole_weights import write_gguf, write_whole
     from babylon.store.policies import get_policy
 
     if target.exists():
         raise ConfigError(f"{target} exists: name a new directory")
-    policy = with_store(load_settings(), get_policy, version)
+    settings = load_settings()
+    policy = with_store(settings, get_policy, version)
     if policy.removed_at is not None:
         raise ConfigError(f"the checkpoint of policy {version} is gone: export a newer policy")
-    write_whole(policy.uri, target)
+    write_whole(fetch_checkpoint(settings.home, policy.uri), target)
     gguf = write_gguf(target, target / "model.gguf")
     show_values({"model": str(target.resolve()), "gguf": gguf and str(gguf)}, json)
 

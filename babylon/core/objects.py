@@ -8,7 +8,7 @@ A single file is one object, and its name carries its digest. A directory is one
 named by content (``checkpoints/X/<sha256>``), and ``checkpoints/X/manifest.json``, which is written
 last and names them. Objects with content in their names are written once. A reader sees all of a
 directory or nothing, and checks every digest, so it never uses what broke on the way. The home
-holds copies up to ``ARTIFACT_CACHE_GB``; those that were used least lately go first.
+holds copies up to ``ARTIFACT_CACHE_GB``; the least recently used go first.
 
 All functions block.
 """
@@ -99,7 +99,7 @@ def replace(home: Home, path: Path) -> None:
 
 
 def read(home: Home, path: Path) -> bytes:
-    """Return the bytes of a small file, those in the store if there is one.
+    """Return the bytes of a small file, from the store if there is one.
 
     Raises:
         FileNotFoundError: It does not exist.

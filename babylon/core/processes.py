@@ -2,9 +2,8 @@
 
 Both start in a session of their own, so that Ctrl-C reaches the parent alone, and append their
 output to a log. ``supervised`` starts a child again when it dies, or adopts a process that a killed
-supervisor left.
-``keep_logs_small`` bounds the logs of a home.
-``Processes`` keeps a record of each process that outlives the command that started it.
+supervisor left. ``keep_logs_small`` bounds the logs of a home. ``Processes`` keeps a record of each
+process that outlives the command that started it.
 """
 
 import asyncio
@@ -40,8 +39,10 @@ _STABLE_S = 60.0  # a process that lived this long starts again at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A program to run. ``environment`` is added to this process's own, and it inherits
-    ``descriptors``, which are open files of this process."""
+    """A program to run.
+
+    ``environment`` is added to this process's own. ``descriptors``: open files that it inherits.
+    """
 
     name: str
     command: Sequence[str]
@@ -182,7 +183,7 @@ async def supervised(
 async def all_supervised(
     services: Sequence[Service], on_start: OnStart | None = None, **environment: str
 ) -> AsyncIterator[tuple[Supervised, ...]]:
-    """Run services as ``supervised`` does, and stop them at the same time."""
+    """Run services as ``supervised`` does, and stop all of them together."""
     running: list[Supervised] = []
     try:
         async with AsyncExitStack() as stack:

@@ -113,7 +113,7 @@ class ScoringSettings(Group):
     Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`, `feedback`.
     """
     hold_on_hacking: bool = _env(True, "HOLD_ON_HACKING")
-    """Training is put on hold when a window looks like reward hacking."""
+    """Training is held when a window looks like reward hacking."""
     write_back: bool = _env(False, "JUDGE_WRITE_BACK")
     """Scores and reasons are also written to the game's tables, if Babylon made them."""
 
@@ -136,9 +136,9 @@ class JudgeSettings(Group):
     context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", ge=1000)
     """Context length of the judge's model in tokens."""
     passes: float = _env(5.0, "JUDGE_PASSES", ge=1, le=20)
-    """Number of times that the judge reads each trajectory, at most, on average."""
+    """Maximum of the mean number of times that the judge reads a trajectory."""
     evidence: float = _env(20.0, "JUDGE_EVIDENCE", ge=0)
-    """Evidence that the judge tells more than chance, before its scores train. 0: none needed."""
+    """Evidence at which a judge counts as better than chance, so that its scores train. 0: none."""
     concurrency: int = _env(8, "JUDGE_CONCURRENCY", ge=1, le=256)
     """Number of requests that are sent to the judge at a time."""
     timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", gt=0)
@@ -196,11 +196,11 @@ class TrainingSettings(Group):
     )
     """Baseline and scale of advantages; docs/trainer.md explains them."""
     credit: Literal["trajectory", "decision"] = _env("decision", "CREDIT")
-    """Unit that is compared: whole trajectories, or each decision with the others' of the same
-    tick, where the scorer knows the decisions' rewards.
+    """Unit that is compared: whole trajectories, or each decision with those of the other agents at
+    the same tick, if the scorer gives steps rewards.
     """
     discount: float = _env(0.0, "DISCOUNT", ge=0, le=1)
-    """Weight of each later step's reward in a decision's return, relative to the step before it."""
+    """Discount of the rewards of later steps in a decision's return, for each step."""
     call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
         "trajectory", "CALL_WEIGHT"
     )
@@ -226,16 +226,16 @@ class TrainingSettings(Group):
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
     """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
     anchor_rate: float = _env(0.1, "ANCHOR_RATE", ge=0, le=1)
-    """Part of the way to the policy that the anchor moves after each update. 0: it stays; 1: it is
-    the policy that an update starts from.
+    """Fraction of the distance to the policy that the anchor moves after each update. 0: the anchor
+    stays; 1: it is the policy that an update starts from.
     """
     entropy_floor: float = _env(0.0, "ENTROPY_FLOOR", ge=0)
-    """Nats a token: replies less varied than that are made more varied. 0: none are."""
+    """Entropy, in nats a token, below which a reply gets an entropy bonus. 0: no bonus."""
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         _env("token_truncate", "IMPORTANCE")
     )
-    """Correction for calls that another policy sampled: a weight a token or a call, bounded or
-    dropped beyond the bound.
+    """Correction for calls that another policy sampled: importance weights of tokens or of whole
+    calls, truncated at a bound or masked beyond it.
     """
     clip_low: float = _env(0.8, "CLIP_LOW", gt=0, le=1)
     """Ratio of policies below which a bad token is not pushed further."""

@@ -203,8 +203,8 @@ class Change:
     the agents, and ``salt`` is the experiment's id. ``checks``: results of the checks before
     deployment, by name; None when nothing was checked.
 
-    ``prepare_s``: until every gateway had loaded the policy. ``check_s``: its checks.
-    ``commit_s``: from the commit until every gateway served the new route. ``drain_s``: until the
+    ``prepare_s``: until the gateways had loaded the policy. ``check_s``: its checks.
+    ``commit_s``: from the commit until the gateways served the new route. ``drain_s``: until the
     last call of a policy that serves no more had ended. ``unfinished``: number of such calls that
     still ran when the wait timed out.
     """

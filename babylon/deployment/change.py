@@ -1,10 +1,10 @@
 """A change of the route, in two phases.
 
-First phase: propose the policy, wait until every gateway has loaded it, check it. A refusal here
+First phase: propose the policy, wait until the gateways have loaded it, check it. A refusal here
 leaves everything as it was. Second phase: commit one row, if the route is still the one that was
-decided on, and wait until every gateway serves it. If one does not, the route before is put in
-force again. A worker that dies in between leaves a proposal, which expires, or a route, which the
-resumed run waits for.
+decided on, and wait until the gateways serve it. If fewer than half do, the route before is put in
+force again. Late gateways are quarantined (``store/gateways.py``). A worker that dies in between
+leaves a proposal, which expires, or a route, which the resumed run waits for.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ async def change_route(
     request: ChangeRequest,
     run_checks: RunChecks | None,
 ) -> Change:
-    """Put ``target`` in force in place of ``before``, and wait until every live gateway serves it.
+    """Put ``target`` in force in place of ``before``, and wait until the live gateways serve it.
 
     ``run_checks``: the checks of a new policy; ``None`` for one that passed them before.
 
@@ -100,8 +100,8 @@ async def change_route(
         FencedError: The claim is stale; nothing was changed.
         SupersededError: A window sends out a policy whose parent is not the champion; nothing was
             changed.
-        ServingError: A gateway cannot load the policy, and nothing was changed; or it does not
-            serve the new route, and the route before is in force again.
+        ServingError: Fewer than half of the gateways load the policy, and nothing was changed; or
+            fewer serve the new route, and the route before is in force again.
     """
     async with _proposal(store, target, request):  # keeps the policy loaded until a route does
         prepared = await _prepare(store, before, target, None if request.force else run_checks)
@@ -137,11 +137,11 @@ async def change_route(
 async def wait_or_roll_back(
     store: Store, route_version: int, policy_version: int, fallback: Route
 ) -> tuple[str, ...]:
-    """Wait until every live gateway serves a route, and return their ids.
+    """Wait until the live gateways serve a route, and return the ids of those that do.
 
     Raises:
-        ServingError: A gateway cannot serve the policy or does not serve the route in time.
-            ``fallback`` is in force again.
+        ServingError: Fewer than half of them serve the route in time. ``fallback`` is in force
+            again.
     """
     try:
         return await wait_for_acks(store, route_version, policy_version, ACK_S)
@@ -162,10 +162,10 @@ async def wait_or_roll_back(
 
 
 async def wait_until_served(store: Store, route: Route) -> Change:
-    """Wait until every live gateway serves a route that is in force. It was committed before.
+    """Wait until the live gateways serve a route that is in force. It was committed before.
 
     Raises:
-        ServingError: One does not.
+        ServingError: Fewer than half of them do.
     """
     acknowledged_by = await wait_for_acks(store, route.route_version, route.policy_version, ACK_S)
     return Change(

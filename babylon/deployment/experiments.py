@@ -35,7 +35,7 @@ async def run_experiment(
 ) -> Change:
     """Begin an experiment with a policy as challenger, or change the share of the one that runs.
 
-    If the experiment already has this challenger and share, only wait until every gateway serves
+    If the experiment already has this challenger and share, only wait until the gateways serve
     it.
 
     Args:

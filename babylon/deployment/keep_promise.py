@@ -1,8 +1,7 @@
-"""The return to the policy before, once the fleet's own play shows that it surely earned more."""
+"""The return to the previous champion, once the fleet's own play shows that it earns more."""
 
 import asyncio
 import logging
-from functools import partial
 
 from babylon.core.errors import ArtifactError, ModelError
 from babylon.core.trajectories import read_trajectories
@@ -13,6 +12,7 @@ from babylon.deployment.rollback import roll_back
 from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import Route, previous_champion
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> Change | None:
-    """Add the window's play to the evidence, and return to the policy before if that is surely
-    better. Return the change of the route, if there is one.
+    """Add the window's play to the evidence, and roll back if the previous policy is surely better.
+
+    Return the change of the route, if there is one.
 
     Nothing is done while an experiment runs, or if no other policy was champion before.
 
@@ -73,5 +74,5 @@ async def _pairs(
         rebuilt.scenarios,
         {own.trajectory_id: own for own in found},
         champion,
-        partial(checkpoint_player, predecessor, seed),
+        lambda: checkpoint_player(fetch_checkpoint(store.home, predecessor), seed),
     )

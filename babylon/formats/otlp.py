@@ -3,8 +3,8 @@
 https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: 64-bit integers are strings. Ids
 are hexadecimal, or base64 in protobuf's own JSON; they are used as names only.
 
-What a program told while a span lasted stands on the span, in its events, or in log records that
-name it (conventions up to 1.36). All three end up in the span.
+Contents of a span stand on the span, in its events, or in log records that name it (conventions up
+to 1.36). All three end up in the span.
 """
 
 from collections import defaultdict

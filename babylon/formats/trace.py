@@ -109,18 +109,6 @@ def _items(
             leave_out(ImportFileError(f"{place}: not a JSON object: item {index} is {item!r:.80}"))
 
 
-def role_of(place: str, message: object) -> str:
-    """Return the message's role. OpenAI's ``developer`` becomes ``system``.
-
-    Raises:
-        ImportFileError: the role is missing or unknown.
-    """
-    role = message.get("role") if isinstance(message, dict) else None
-    if role not in ROLES:
-        raise ImportFileError(f"{place}: role {role!r} is not one of {', '.join(ROLES)}")
-    return "system" if role == "developer" else str(role)
-
-
 def parts_text(place: str, content: object) -> str:
     """Return a string, or the joined ``{"type": "text", "text" | "content": ...}`` parts of a list.
 

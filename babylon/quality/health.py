@@ -102,7 +102,7 @@ def _usd(middle: float, _: float) -> float:
 class _Watch:
     """The alarms of one figure: what it means, in which directions, and its floor.
 
-    The floor depends on the figure ``of``: the number of what a share is a share of. ``hack``: its
+    The floor depends on the figure ``of``, a share's denominator. ``hack``: its
     alarm is a sign of reward hacking.
     """
 

@@ -34,11 +34,11 @@ def require_free_port(port: int, *, user: str, variable: str) -> None:
 
 
 async def wait_for_port(port: int, *, user: str, variable: str) -> None:
-    """Check a port, and give the service that a killed parent left some seconds to leave it.
+    """Wait for a port that the orphan of a killed supervisor may still hold, then check it.
 
     Raises:
-        ServingError: the port is taken. Without a supervisor nobody was left, and it is raised at
-            once.
+        ServingError: the port is taken. Without a supervisor there is no orphan, and the error is
+            raised at once.
     """
     patience_s = PATIENCE_S if SUPERVISOR in os.environ else 0.0
     deadline = time.monotonic() + patience_s

@@ -33,7 +33,7 @@ async def optimizer_of(store: Store, parent: Policy) -> str:
     """Return the checkpoint whose optimiser goes on: that of the newest update of ``parent``.
 
     Its moments and its rate belong to ``parent``'s weights, whatever the gate thought of the
-    result. An update that its own metrics rule out is no example.
+    result. An update that its own metrics rule out is not continued.
     """
     child = await rejected_child(store, parent.policy_version)
     if child is None or ruled_out(child[1]):

@@ -101,7 +101,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What a store knows of its database, for a start while that is away."""
+    """Facts about its database with which a store starts while that is away."""
 
     game_tables_ours: bool
     has_game_tables: bool

@@ -154,9 +154,9 @@ async def _wait_for_quorum(
     what: str,
     timeout_s: float,
 ) -> tuple[GatewayRow, ...]:
-    """Wait for all gateways, and once half of them are done, for ``FOLLOW_S`` more.
+    """Wait for all gateways. Once half of them are done, wait only ``FOLLOW_S`` more.
 
-    Those that are late then are quarantined: one frozen machine must not stop the fleet. They
+    Gateways that are late then are quarantined: one frozen machine must not stop the fleet. They
     serve the route before until they follow by themselves.
     """
     deadline, half_at = time.monotonic() + timeout_s, None
@@ -179,7 +179,7 @@ async def _wait_for_quorum(
             late = late or list(gateways)
             names = ", ".join(f"{gateway} (route {gateway.route_version})" for gateway in late)
             raise ServingError(
-                f"not every gateway could {what} within {timeout_s:.0f} s: {names};"
+                f"fewer than half of the gateways could {what} within {timeout_s:.0f} s: {names};"
                 " look at their logs or restart them"
             )
         await asyncio.sleep(_POLL_S)

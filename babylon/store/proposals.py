@@ -1,4 +1,4 @@
-"""The table ``proposals``: a proposed policy is loaded by every gateway before a route names it.
+"""The table ``proposals``: gateways load a proposed policy before a route names it.
 
 Agents are not served by a proposed policy until a route names it. The author renews the proposal;
 when the author dies, the proposal expires.

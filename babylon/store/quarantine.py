@@ -1,4 +1,4 @@
-"""The tables ``quarantine`` and ``gateway_probes``: about single gateways of a fleet."""
+"""The tables ``quarantine`` and ``gateway_probes``: gateways not waited for, and probe keys."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from babylon.store.connection import Store
 
 
 async def quarantined(store: Store) -> dict[str, str]:
-    """Return the id of each gateway for which deployments do not wait → the reason."""
+    """Return gateway id → reason, for gateways that deployments do not wait for."""
     rows = await store.pool.fetch("SELECT gateway_id, reason FROM babylon.quarantine")
     return {row["gateway_id"]: row["reason"] for row in rows}
 
@@ -45,7 +45,7 @@ async def set_probe_key(store: Store, gateway_id: str, key: str) -> None:
 
 
 async def probe_keys(store: Store, gateway_ids: Sequence[str]) -> dict[str, str]:
-    """Return id → key of the gateways that have one; those of older versions do not."""
+    """Return gateway id → key. Gateways of older versions have none."""
     rows = await store.pool.fetch(
         "SELECT gateway_id, probe_key FROM babylon.gateway_probes WHERE gateway_id = ANY($1)",
         list(gateway_ids),

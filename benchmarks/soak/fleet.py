@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class Played:
-    """What the agents saw. ``answered`` maps each call to the version that answered it."""
+    """Observations of the agents. ``answered`` maps each call to the version that answered it."""
 
     windows: list[str] = field(default_factory=list)
     answered: dict[str, int] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Order:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The calls of an order are its first step."""
+        """Headers of each call: the order is the trajectory, and its calls are its first step."""
         names = {"agent": self.agent, "trajectory": self.trajectory, "step": "0"}
         return {f"x-babylon-{name}": value for name, value in names.items()}
 
@@ -52,7 +52,7 @@ class Order:
         return f"Bought {ticker}."
 
     def events(self, at: str | None) -> list[dict[str, object]]:
-        """What is sent when the order is over: it began, it was one step, it earned its reward.
+        """Return the events of a finished order: its start, its one step, and its reward.
 
         Orders for the same number of shares are compared with each other.
         """
@@ -89,7 +89,7 @@ def run(agent: str, play: Callable[[Order], None]) -> None:
     options.add_argument("--orders", type=int, default=3)
     options.add_argument("--tickers", nargs="+", default=["NVDA", "TSLA"])
     options.add_argument("--shares", nargs="+", type=int, default=[1, 2, 3])
-    options.add_argument("--agents", type=int, default=1, help="who take turns")
+    options.add_argument("--agents", type=int, default=1, help="number of agents that take turns")
     options.add_argument("--at", help="time of the play, in a window that is over; default: now")
     asked = options.parse_args()
     for number in range(asked.orders):

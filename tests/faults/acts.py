@@ -1,4 +1,4 @@
-"""What runs in a worker beside the flow: an agent's recorder, the game's outcomes, a base model."""
+"""Acts of a worker beside the flow: an agent's recorder, the game's outcomes, a base model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

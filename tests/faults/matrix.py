@@ -1,4 +1,4 @@
-"""Where workers are killed: every failpoint, and at which visit of it."""
+"""Points at which workers are killed: every failpoint, with the number of the visit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ RECORDED = (
     *(Case((f"outcomes.{moment}",)) for moment in ("before", "inserted", "after")),
     *(Case((f"base.{moment}",)) for moment in ("before", "after")),
 )
-"""What is written beside the flow: the game's rows, and the first policy."""
+"""Writes beside the flow: the game's rows, and the first policy."""
 
 
 def cases() -> Iterator[Case]:

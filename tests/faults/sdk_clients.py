@@ -34,7 +34,7 @@ KINDS = ("chat", "chat with tools", "responses", "messages")
 
 @dataclass(frozen=True, slots=True)
 class SdkAnswer:
-    """What an SDK returned: the texts and the tickers of the calls, and what the head said."""
+    """Result of an SDK: the texts and the tickers of the calls, and the head."""
 
     kind: str
     call_id: str

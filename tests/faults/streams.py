@@ -30,7 +30,7 @@ READY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client saw: ``text`` of the stream and the version that its head promised."""
+    """A client's view of a stream: its ``text``, and the version that its head promised."""
 
     call_id: str
     version: int
@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def letter(self) -> str:
-        """What its policy can say."""
+        """Texts that its policy can say."""
         return ascii_lowercase[self.version]
 
 

@@ -1,4 +1,4 @@
-"""What is written beside the flow is there whole or not at all; writing it again adds nothing."""
+"""Writes beside the flow are there whole or not at all; writing it again adds nothing."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What serving depends on dies under load: the engine, and Postgres for as long as a minute.
+"""Services below the gateway die under load: the engine, and Postgres for as long as a minute.
 
 ``OUTAGE_S`` is how long Postgres stays away; ``make faults`` leaves it away for a minute.
 """

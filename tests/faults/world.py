@@ -55,7 +55,7 @@ TOLD_ONCE = {*TIMINGS, "duration_minutes", "max_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every case starts from: a server with a database to copy, and a base model."""
+    """Start of every case: a server with a database to copy, and a base model."""
 
     server: EmbeddedPostgres
     template: str
@@ -102,7 +102,7 @@ class Place:
         )
 
     async def next_windows_sweep(self) -> None:
-        """What the next window's run does about leftovers, an hour or so later."""
+        """Remove leftovers as the next window's run does, an hour or so later."""
         for path in self.settings.home.root.rglob("*.tmp"):
             os.utime(path, (0, 0))
         await retire_checkpoints(self.store, self.settings)

@@ -1,4 +1,4 @@
-"""What a look at an experiment leaves in Prefect."""
+"""The page that a look at an experiment leaves in Prefect."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict

@@ -100,7 +100,7 @@ async def test_an_hour_of_play_becomes_a_policy(live: Settings, store: Store, ba
 
 
 async def trajectories_with_an_empty_answer(store: Store) -> set[str]:
-    """What a policy samples may be nothing at all, and such play is rejected."""
+    """A policy may sample nothing at all, and such play is rejected."""
     blank = "SELECT DISTINCT \"trajectoryId\" FROM llm_call_logs WHERE response ~ '^\\s*$'"
     return {row["trajectoryId"] for row in await store.pool.fetch(blank)}
 

@@ -1,4 +1,4 @@
-"""What validation leaves in Prefect."""
+"""The page that validation leaves in Prefect."""
 
 from collections.abc import Awaitable, Callable
 

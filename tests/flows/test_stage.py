@@ -1,4 +1,4 @@
-"""What all tasks share: when a stage is tried again."""
+"""Retries of a stage, which all tasks share."""
 
 import asyncio
 

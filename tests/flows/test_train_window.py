@@ -360,7 +360,7 @@ async def test_equal_scores_are_reused(played: Settings, store: Store, workshop:
     """An update that had begun goes on with its very batch, whatever was played since."""
 
     async def dies() -> int:
-        """How many trajectories the run that died had scored."""
+        """Return the number of trajectories that the run that died had scored."""
         workshop.training_error = asyncio.CancelledError()
         with pytest.raises(asyncio.CancelledError):
             await train_window(WINDOW)

@@ -1,4 +1,4 @@
-"""What a window's run leaves for people: a named state, lines in its log, and three pages."""
+"""Traces of a window's run for people: a named state, lines in its log, and three pages."""
 
 import asyncio
 import logging

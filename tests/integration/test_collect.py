@@ -120,7 +120,7 @@ PARQUET = (
 
 @contextmanager
 def parquet_of_this_thread() -> Iterator[set[str]]:
-    """What of it the thread itself calls within the block; other threads are not looked at."""
+    """Yield the names of ``PARQUET`` that this thread calls in the block, not other threads."""
     names = {function.__code__: function.__name__ for function in PARQUET}
     called = set()
 

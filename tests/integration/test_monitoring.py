@@ -64,7 +64,7 @@ def exported(*texts: str) -> Metrics:
 
 
 async def scrape(store: Store, settings: Settings) -> Metrics:
-    """What both export after a call, a failed one, a refused one and a finished window."""
+    """Metrics of both after a call, a failed one, a refused one and a finished window."""
     async with canned_gateway(store, settings, Poisoned()) as gateway:
         async with gateway.client() as client:
             asked: dict[str, Any] = {"model": "babylon", "messages": HELLO}

@@ -1,4 +1,4 @@
-"""What the supervisor tells Prefect of windows, policies and data, once each."""
+"""Events that the supervisor sends to Prefect: windows, policies and data, once each."""
 
 import asyncio
 from collections.abc import AsyncIterator

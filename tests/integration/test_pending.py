@@ -1,4 +1,4 @@
-"""Which windows a schedule takes up, on a real Postgres."""
+"""Windows that a schedule takes up, on a real Postgres."""
 
 from datetime import UTC, datetime, timedelta
 

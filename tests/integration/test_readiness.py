@@ -1,4 +1,4 @@
-"""What ``windows list`` and ``windows check`` know, on a real Postgres."""
+"""Answers of ``windows list`` and ``windows check``, on a real Postgres."""
 
 import asyncio
 import json

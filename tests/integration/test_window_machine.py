@@ -62,7 +62,7 @@ VALUES ($1, $1, 'player', $2, $2, 0, $3, '[]', '{}', '{}', '{}', 0, 0, 'complete
 
 @dataclass
 class Known:
-    """What the model knows of one window."""
+    """Knowledge of the model about one window."""
 
     state: WindowState = WindowState.READY
     epoch: int = 0

@@ -1,8 +1,8 @@
 """The admin API as a FastAPI application.
 
-A change answers when every gateway follows. A client that leaves does not stop it;
-``GET /admin/status`` shows its progress. All state is in Postgres, so several of these processes
-may run. Of two changes at the same time one is refused (409).
+A change answers when the gateways follow, apart from quarantined ones. A client that leaves does
+not stop it; ``GET /admin/status`` shows its progress. All state is in Postgres, so several of these
+processes may run. Of two changes at the same time one is refused (409).
 """
 
 import logging

@@ -80,7 +80,7 @@ async def _answered(
     target: ProbeTarget,
     champion: Policy,
 ) -> tuple[Check, list[Probe]]:
-    """Ask the golden prompts through every gateway. Return what the champion answered."""
+    """Ask the golden prompts through these gateways in turn. Return what the champion answered."""
     if not golden:
         detail = f"not asked: {champion.uri} has no room for a prompt"
         return Check.of("answers", None, detail), []

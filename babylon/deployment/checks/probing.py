@@ -64,8 +64,8 @@ async def probe(
 ) -> list[Probe]:
     """Ask each question once, at the gateways in turn.
 
-    A gateway first proves that it is the one that announced the address. Else an address such as
-    ``localhost`` would let another gateway vouch for it.
+    A gateway first proves that it is the one that announced the address. Otherwise another gateway
+    could answer in its place at an address such as ``localhost``.
     """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:

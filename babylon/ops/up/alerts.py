@@ -106,7 +106,7 @@ def _named(*events: str) -> list[str]:
 
 
 def _moved(found: dict[str, Any], description: str, block_id: str) -> dict[str, Any]:
-    """The automation with the first of its notifications sent to the block, and no other change."""
+    """Return the automation with its first notification sent to the block, otherwise unchanged."""
     kept = {name: found[name] for name in _UPDATED}
     actions = [dict(action) for action in found["actions"]]
     for action in actions:

@@ -1,4 +1,4 @@
-"""The settings that the running services were started with, and what the supervisor cannot do.
+"""The settings that the running services were started with, and the supervisor's problem.
 
 Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
 """
@@ -32,13 +32,13 @@ def forget_in_force(home: Home) -> None:
 
 
 def written_at(home: Home) -> int | None:
-    """Return a mark of the last record, which differs after each write."""
+    """Return the time of the last write in nanoseconds; ``None`` without a record."""
     path = in_force_path(home)
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def note_problem(home: Home, problem: str | None) -> None:
-    """Keep what the supervisor cannot do now, for ``babylon status``. ``None``: it can do all."""
+    """Keep the supervisor's present problem for ``babylon status``; ``None`` if there is none."""
     path = home.root / "run" / "problem"
     with suppress(OSError):  # the disk may be full; the log has it too
         path.unlink(missing_ok=True) if problem is None else path.write_text(problem)

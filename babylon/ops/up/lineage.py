@@ -2,7 +2,7 @@
 
 Each claim of a window is a run of the job ``train-window``: it reads the play and the policy before
 the update, and writes a version of the policy. The events are read from Postgres, like the news, so
-that runs of workers, terminals and loops are told alike. Source: https://openlineage.io/spec.
+that runs of workers, terminals and loops are reported alike. Source: https://openlineage.io/spec.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ async def tell_lineage(
                     told.add(key)
             since = now - BACK
         except Exception as error:  # nothing here may end the supervisor, and with it all services
-            log.warning("lineage cannot be told to %s now: %r", tracking.lineage_url, error)
+            log.warning("lineage cannot be sent to %s now: %r", tracking.lineage_url, error)
         await asyncio.sleep(LOOK_S)
 
 

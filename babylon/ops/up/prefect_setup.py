@@ -31,7 +31,7 @@ QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
 # somebody raises them.
 LIMITS = {"babylon-gpu-memory": 1, "babylon-judge": 1}
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
-# would refuse every later run. Three missed heartbeats tell.
+# would refuse every later run. Three missed heartbeats show it.
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
 STALE_RUNS = {
     "babylon: crash runs without a heartbeat": (
@@ -114,7 +114,7 @@ async def set_up_prefect(
 async def create_automations(
     http: aiohttp.ClientSession, api: PrefectApi, wanted: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Create the missing automations. Return those that existed, by name."""
+    """Create the missing automations. Return the existing ones by name."""
     found = await call(http, api, "POST", "automations/filter", {})
     existing = {one["name"]: one for one in found}
     for automation in wanted:

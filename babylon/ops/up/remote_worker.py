@@ -44,7 +44,7 @@ class RemoteWorker:
         deployments, and hands lost windows to another worker.
 
         Raises:
-            ConfigError: A setting is missing that several machines share.
+            ConfigError: A setting that all machines share is missing.
             BabylonError: The database, the object store or Prefect does not answer.
         """
         settings = self.settings

@@ -149,7 +149,7 @@ class Supervisor:
             await self._watch(http)
 
     async def _watch(self, http: aiohttp.ClientSession) -> None:
-        """Set up alerts, take up lost windows and tell news, for ever."""
+        """Set up alerts, take up lost windows and send news, for ever."""
         settings, opening = self.settings, partial(open_store, self.settings)
         block, minutes = settings.prefect.alerts, settings.windows.minutes
 

@@ -1,7 +1,7 @@
 """Windows whose worker died: another run takes them up as soon as their lease has ended.
 
-Prefect notices a dead worker after nine minutes. Until then its run would show a form that nobody
-reads, so the run is ended here, and an answer that the form got is kept.
+Prefect notices a dead worker after 90 seconds. Until then its run would show a form that nobody
+reads, so the run is ended here, and an answer that the form got counts.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt, providers and
 tool results that were new to the agent, the agent's tool calls and words (for a reply that is a
 JSON order, its reasoning), the action with its parameters, and the result. Numbers have two
-decimals; small numbers have three significant digits. What tells nothing is left out: words that
-only name the action, words said before, and results that only confirm the success. Steps in a row
-whose lines are equal are one line, ``[3-7]``.
+decimals; small numbers have three significant digits. Words without information are left out: those
+that only name the action, words said before, and results that only confirm the success. Steps in a
+row whose lines are equal are one line, ``[3-7]``.
 
 **Shared lines.** Lines that all trajectories of a group saw first at the same step are written once
 for the group (``common_lines``). Of other lines that several trajectories saw, each text holds a

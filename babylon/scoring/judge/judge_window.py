@@ -76,7 +76,7 @@ async def judge_window(
 ) -> Judgments:
     """Judge each group (scenario) of a window by itself.
 
-    ``trust`` turns the judge's opinions into scores. By default the judge is taken at its word.
+    ``trust`` turns the judge's opinions into scores. By default, opinions are the scores.
 
     Raises:
         ScoringError: the judge fails, or judges no more than half of the trajectories. Bought

@@ -5,7 +5,7 @@
     <shown_to_several>    lines that several agents of this prompt were shown, L3 in their texts
     <trajectory id="K7">  one agent, under a meaningless label that changes with every prompt
 
-What all prompts of a group have in common comes first, for the caches of providers.
+The part that all prompts of a group share comes first, for the caches of providers.
 
 Text of agents and markets is data. ``escape`` replaces ``<``, so that the text cannot close a tag
 or write a chat template's token, and removes line breaks, so that it cannot start a line. It also

@@ -15,7 +15,7 @@ history is neither trusted fully nor distrusted. The interval's width is multipl
 such that 50 % intervals would have held 50 % of the earlier outcomes (split conformal prediction,
 Papadopoulos et al. 2002). It corrects for tails that no normal distribution has.
 
-**Evidence.** A judge that tells nothing agrees with outcomes by chance. Then all orders of a
+**Evidence.** An uninformed judge agrees with outcomes by chance. Then all orders of a
 group's outcomes are equally likely, and
 
     e = exp(a (n - 1) r) / mean over permutations of exp(a (n - 1) r')
@@ -60,7 +60,7 @@ class JudgedGroup:
 
 
 class UnprovenJudgeError(WindowNotReadyError):
-    """The judge has not shown that it tells more than chance.
+    """The judge has not shown that its scores are better than chance.
 
     The window waits. Its judgments are stored; a later run takes it up when other windows have
     proved the judge.
@@ -155,7 +155,7 @@ def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
 
 
 def evidence(groups: Sequence[JudgedGroup], seed: int = 0) -> float:
-    """Return the e-value against a judge that tells nothing. 1 means no evidence."""
+    """Return the e-value against an uninformed judge. 1 means no evidence."""
     products = np.zeros(len(_STAKES))
     for number, group in enumerate(groups):
         pair = _pair(group, ranks=False)

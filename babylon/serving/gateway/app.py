@@ -109,7 +109,7 @@ class Gateway:
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
             case "GET", "/health/live":
                 await response.whole(b'{"status":"ok"}')
-            # Without a key: the proof tells nothing to those who do not have it.
+            # No key is needed: a proof shows nothing to a caller without the gateway's own key.
             case "GET", path if path == IDENTITY_PATH:
                 nonce = scope["query_string"].decode("latin-1").removeprefix("nonce=")
                 proof = self._follower.proof(nonce[:_MAX_NONCE]).encode()

@@ -46,7 +46,7 @@ class Principal:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """The hashes of the secrets that are accepted now."""
+        """Hashes of the secrets that are accepted now."""
         if self.former_digest and self.former_until and datetime.now(UTC) < self.former_until:
             return self.digest, self.former_digest
         return (self.digest,)

@@ -84,7 +84,7 @@ class EngineClient:
         await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
 
     async def call_streamed(self, path: str, body: bytes, name: str) -> EngineResponse:
-        """As ``call``; returns with the first bytes, which ``arriving_bytes`` yields first.
+        """Send a call, and return with its first bytes, which ``arriving_bytes`` yields first.
 
         Raises:
             EngineDownError: no response arrived, or it broke off before its first byte.

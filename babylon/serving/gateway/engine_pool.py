@@ -130,8 +130,13 @@ class EnginePool:
             await member.client.unload(name)
 
     async def call_streamed(self, path: str, body: bytes, name: str) -> EngineResponse:
-        """As ``call``; returns when the first bytes have arrived, so that another engine can answer
-        until then. ``TimeoutError`` if none do.
+        """Send a call, and return when its first bytes have arrived.
+
+        Until then another engine can answer.
+
+        Raises:
+            EngineDownError: no engine answered.
+            TimeoutError: no bytes arrived in time.
         """
         return await self._first(lambda one: one.client.call_streamed(path, body, name), body, name)
 

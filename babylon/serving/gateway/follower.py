@@ -73,7 +73,7 @@ class RouteFollower:
         return identity_proof(self._probe_key, self._gateway, nonce)
 
     async def _restore(self) -> None:
-        """Serve what was served last, until the database answers."""
+        """Serve the last known route until the database answers."""
         known = await asyncio.to_thread(self._last_known.read) if self._last_known else None
         if known is None:
             return

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class LastKnown(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway needs to serve without the database. ``targets``: the wanted policies."""
+    """State with which a gateway serves without the database. ``targets``: the wanted policies."""
 
     store: Remembered
     desired: Desired

@@ -1,4 +1,4 @@
-"""``/metrics`` of a gateway with several processes: those of all, whichever process answers."""
+"""``/metrics`` of a gateway with several processes: each process answers with those of all."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _KEYS = (b"authorization", b"x-api-key")
 
 
 class SharedMetrics:
-    """ASGI around the gateway. At its control address, a process tells of itself alone."""
+    """ASGI around the gateway. At its control address, a process returns its own metrics alone."""
 
     def __init__(self, app: Application, worker: Worker) -> None:
         self._app, self._worker = app, worker

@@ -220,7 +220,7 @@ class Loss:
     """A loss, with its normaliser if its definition includes one.
 
     ``clip_is_far``: a clipped token has moved far from the parent, so many of them stop the update
-    early. A cap on ``pi_theta / mu`` tells nothing of that: an older policy's tokens may exceed it
+    early. A cap on ``pi_theta / mu`` does not show that: an older policy's tokens may exceed it
     before the first step.
     """
 

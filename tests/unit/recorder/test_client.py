@@ -1,4 +1,4 @@
-"""How the clients of play repeat what a gateway did not take."""
+"""Clients of play repeat events that a gateway did not take."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""Which play stays: one test for each reason. Every reason is the only one in its test."""
+"""Play that stays: one test for each reason. Every reason is the only one in its test."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: a decision without disk or database."""
+"""Checkpoints that stay: a decision without disk or database."""
 
 from dataclasses import replace
 

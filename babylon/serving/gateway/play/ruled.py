@@ -1,6 +1,6 @@
 """Recording rules for what agents send themselves, before it is stored.
 
-Of a trajectory that a rule leaves out, its shape stays: steps, names of actions, rewards. A
+A trajectory that a rule leaves out keeps its shape: steps, names of actions, rewards. A
 redacted field is left out wherever its name stands, as in calls (``recording_rules``).
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T", StepEvent, FinishEvent, FeedbackEvent, PlaySpan)
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """What the rules keep out of one trajectory: everything, or ``fields`` by name."""
+    """Part of one trajectory that rules keep out: everything, or ``fields`` by name."""
 
     everything: bool
     fields: frozenset[str]
@@ -33,7 +33,7 @@ class Cover:
     def of(
         cls, rules: RecordingRules, key_id: str | None, agent_id: str | None, trajectory_id: str
     ) -> "Cover | None":
-        """Return what is to be covered; ``None`` if nothing is."""
+        """Return the cover of a trajectory; ``None`` if the rules keep nothing out."""
         everything = rules.leave_out(key_id, agent_id, trajectory_id)
         fields = rules.redacted_fields(key_id, agent_id)
         return cls(everything, fields) if everything or fields else None

@@ -34,7 +34,7 @@ _SCORES = 2**22  # values of an explicit piece: 16 MiB of fp32
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """How a layer weighs the keys that it sees."""
+    """Rule by which a layer weighs the keys that it sees."""
 
     scale: float
     window: int | None = None  # tokens

@@ -14,7 +14,7 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def content(world: Scenario) -> tuple[object, ...]:
-    """What a world is, whatever it is called."""
+    """Content of a world, without its name."""
     return world.questions, world.news, world.noise, world.perps, world.posts
 
 

@@ -1,4 +1,4 @@
-"""How often does an experiment between equal policies end with a winner, if one looks every hour?
+"""Experiments between equal policies rarely end with a winner, also with a look every hour.
 
 Each world is a fleet that is looked at after every window until it is decided. The outcomes are
 drawn all at once; what is tested is the real comparison and the real decision.
@@ -89,7 +89,7 @@ class Fleet:
 def ends(
     fleet: Fleet, worlds: int, judge: Callable[[Fleet, AgentOutcomes, int], str]
 ) -> Counter[str]:
-    """How the worlds end: with the first decision, or without any."""
+    """Ends of the worlds: with the first decision, or without any."""
     found: Counter[str] = Counter()
     for world in range(worlds):
         decisions = (
@@ -111,7 +111,7 @@ def ours(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
 
 
 def z_test(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
-    """What one does by hand: two means, their standard errors, 1.96."""
+    """The test by hand: two means, their standard errors, 1.96."""
     arms = [outcomes.mean[outcomes.challenger == side] for side in (False, True)]
     if len(outcomes.unit) < SETTINGS.min_agents:
         return "insufficient"

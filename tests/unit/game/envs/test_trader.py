@@ -183,7 +183,7 @@ def test_an_order_of_nothing_is_refused_and_costs_the_tick() -> None:
 
 
 def test_a_reply_in_words_is_a_step() -> None:
-    """What an LLM agent reads, and the step that its reply makes."""
+    """Prompt of an LLM agent, and the step that its reply makes."""
     env = TraderEnv("hour", render_mode="ansi")
     env.reset(seed=3)
     chat = render_observation(env.game, NAME)

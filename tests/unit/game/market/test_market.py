@@ -66,7 +66,7 @@ def test_money_is_conserved(seed: int, players: int, crowd: bool) -> None:
 
 
 def test_the_wild_world_of_the_property_liquidates_funds_and_resolves() -> None:
-    """What the property above is about does happen in it."""
+    """The cases of the property above do occur in it."""
     market = make_market(make_scenario(1, WILD, start_minute=8 * 60 - 10))
     seat = market.join("a")
     while not market.over:
@@ -95,7 +95,7 @@ def test_a_seed_repeats_the_play_of_all() -> None:
 
 
 def test_orders_of_a_tick_are_carried_out_one_after_the_other_in_an_order_that_changes() -> None:
-    """Who buys first gets more shares; all had seen the same price."""
+    """The first buyer gets more shares; all had seen the same price."""
     market = make_market(quiet_world(ticks=40))
     for name in ("a", "b"):
         market.join(name)

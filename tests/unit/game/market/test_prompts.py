@@ -1,4 +1,4 @@
-"""What agents see, and what they never see."""
+"""Prompts show agents their market, and never the ground truth."""
 
 import re
 from collections.abc import Iterator

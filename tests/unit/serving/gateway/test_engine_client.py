@@ -1,4 +1,4 @@
-"""Where a call goes, and who sees the home's secret."""
+"""Destination of a call, and recipients of the home's secret."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a running vLLM server lacks, found out over HTTP."""
+"""Features that a running vLLM server lacks, found out over HTTP."""
 
 import math
 from collections.abc import AsyncIterator

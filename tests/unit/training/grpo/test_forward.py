@@ -238,7 +238,7 @@ def test_an_error_in_the_middle_comes_through_and_leaves_the_model_usable() -> N
     ],
 )
 def test_all_kernels_attend_alike(bound: int, rule: AttentionRule, with_sinks: bool) -> None:
-    """What CUDA compiles, uncompiled; the pieces; and all scores at once."""
+    """CUDA's kernel, uncompiled; the pieces; and all scores at once."""
     sinks = torch.tensor([0.5, -1.0]) if with_sinks else None
     for portion in cut(compile_tree(shared_window()), bound)[0]:
         layout = portion.layout

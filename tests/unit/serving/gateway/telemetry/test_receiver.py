@@ -37,7 +37,7 @@ def batch(*spans: dict[str, Any]) -> _Batch:
 
 
 def stored(one: _Batch) -> list[PlaySpan]:
-    """What a finish reads."""
+    """State that a finish reads."""
     return [
         PlaySpan.model_validate_json(span.span) for span in one.by_trajectory({}).get(TRACE, [])
     ]
