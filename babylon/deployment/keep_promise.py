@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from functools import partial
 
 from babylon.core.errors import ArtifactError, ModelError
 from babylon.core.trajectories import read_trajectories
@@ -13,6 +12,7 @@ from babylon.deployment.rollback import roll_back
 from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import Route, previous_champion
@@ -40,7 +40,11 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
     if before.removed_at is not None:
         return None
     champion = route.policy_version
-    pairs = await _pairs(store, seed, claim, champion, before.uri)
+    try:
+        pairs = await _pairs(store, seed, claim, champion, before.uri)
+    except (ArtifactError, ModelError) as error:  # evidence that is gone decides nothing
+        log.warning("window %s is not compared with the policy before: %s", claim.window_id, error)
+        return None
     pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
     if (difference := broken_promise(pairs)) is None:
         return None
@@ -60,11 +64,7 @@ async def _pairs(
     row = await get_window(store, claim.window_id)
     if row is None or row.scored is None:
         return []
-    try:
-        found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
-    except ArtifactError as error:  # evidence that is gone decides nothing
-        log.warning("window %s: its play cannot be read: %s", claim.window_id, error)
-        return []
+    found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)
@@ -73,5 +73,5 @@ async def _pairs(
         rebuilt.scenarios,
         {own.trajectory_id: own for own in found},
         champion,
-        partial(checkpoint_player, predecessor, seed),
+        lambda: checkpoint_player(fetch_checkpoint(store.home, predecessor), seed),
     )
