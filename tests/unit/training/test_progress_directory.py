@@ -1,8 +1,7 @@
 import logging
-from pathlib import Path
 
 from babylon.core.home import Home, make_directory
-from babylon.core.objects import publish
+from babylon.core.objects import MANIFEST, publish
 from babylon.core.types import Claim
 from babylon.training.progress_directory import PROGRESS_FILE, progress_directory, take_up_progress
 
@@ -20,9 +19,9 @@ def test_progress_of_another_machine_is_taken_up_unless_only_a_part_of_it_arrive
         make_directory(directory)
         (directory / PROGRESS_FILE).write_text(f"epoch {epoch}")
         publish(dead, directory)
-    manifest = tmp_path / "store" / "progress" / "2025-11-14T0900-e2" / "manifest.json"
-    manifest.unlink()  # it is written last
+    stored = tmp_path / "store" / directory.relative_to(dead.root)
+    (stored / MANIFEST).unlink()  # it is written last
     with caplog.at_level(logging.WARNING, "babylon"):
         found = take_up_progress(own, claim(3))
     assert (found / PROGRESS_FILE).read_text() == "epoch 1"
-    assert isinstance(found, Path) and "2025-11-14T0900-e2" in caplog.text
+    assert "2025-11-14T0900-e2" in caplog.text
