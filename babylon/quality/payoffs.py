@@ -18,7 +18,8 @@ The same idea without a known end, from step to step, is potential-based shaping
 Russell 1999); a known end makes the credit exact (RUDDER, arXiv 1806.07857, redistributes the
 return in the same way, with a learnt model of it).
 
-If a payoff or a stake exceeds ``MOST``, the row's numbers contradict each other, and all steps share its P&L.
+If a payoff or a stake exceeds ``MOST``, the row's numbers contradict each other, and all steps
+share its P&L.
 """
 
 from collections import defaultdict

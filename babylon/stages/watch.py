@@ -80,6 +80,7 @@ async def watch_scores(
     hacks = [alarm for alarm in alarms if alarm.figure in HACKS]
     if not hacks or not holds:
         return
+    # A person who let such a window train has seen this change.
     accepted = await released_windows(store, AUTHOR, window.id, ACCEPTED_DAYS)
     for released in accepted:
         if (seen := await get_health(store, released)) is not None:

@@ -171,8 +171,7 @@ async def test_a_change_that_a_person_let_train_holds_no_later_window(store, set
     await end_hold(store, "operator")
     if skipped:
         await store.pool.execute(
-            "UPDATE babylon.windows SET state = 'skipped', lease_until = NULL"
-            " WHERE window_id = $1",
+            "UPDATE babylon.windows SET state = 'skipped', lease_until = NULL WHERE window_id = $1",
             before,
         )
     asked = settings.replace(windows={"min_agents": 2})
