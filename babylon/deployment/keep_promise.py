@@ -41,7 +41,11 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
     if before.removed_at is not None:
         return None
     champion = route.policy_version
-    pairs = await _pairs(store, seed, claim, champion, before.uri)
+    try:
+        pairs = await _pairs(store, seed, claim, champion, before.uri)
+    except (ArtifactError, ModelError) as error:  # evidence that is gone decides nothing
+        log.warning("window %s is not compared with the policy before: %s", claim.window_id, error)
+        return None
     pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
     if (difference := broken_promise(pairs)) is None:
         return None
@@ -61,11 +65,7 @@ async def _pairs(
     row = await get_window(store, claim.window_id)
     if row is None or row.scored is None:
         return []
-    try:
-        found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
-    except ArtifactError as error:  # evidence that is gone decides nothing
-        log.warning("window %s: its play cannot be read: %s", claim.window_id, error)
-        return []
+    found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)

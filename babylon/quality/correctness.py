@@ -13,7 +13,6 @@ A reward is the return on the money at stake, clipped to [-1, 1]. A correct pred
 recorded shares or dollars gets 1. A perpetual without an entry price uses the window's first price.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -23,6 +22,7 @@ from babylon.quality.decode import GameAction, GameMetrics, GameStep, Reason, Re
 from babylon.quality.traded import (
     CLOSING,
     DECISION,
+    MOST,
     OPENING,
     market_of,
     number_of,
@@ -71,12 +71,12 @@ def window_pnl_usd(
     """Return the profit in this window (USD): the last lifetime P&L minus that of the first step.
 
     Raises:
-        RejectedError: the difference is not a finite number.
+        RejectedError: the difference is no number, or exceeds ``MOST``.
     """
     known = (final_pnl_usd, metrics.final_pnl, steps[-1].environment_state.agent_pnl)
     last = next(value for value in known if value is not None)
     pnl = last - steps[0].environment_state.agent_pnl
-    if not math.isfinite(pnl):
+    if not abs(pnl) <= MOST:
         raise RejectedError(Reason.NON_FINITE_NUMBER, f"finalPnL {last!r}: P&L is {pnl!r}")
     return pnl
 
@@ -87,13 +87,13 @@ def drawdown_usd(steps: Sequence[GameStep], pnl_usd: float) -> float:
     ``pnl_usd`` is the profit in this window: the path's end.
 
     Raises:
-        RejectedError: the fall is not a finite number.
+        RejectedError: the fall is no number, or exceeds ``MOST``.
     """
     start = steps[0].environment_state.agent_pnl
     path = [step.environment_state.agent_pnl for step in steps]
     path.append(start + pnl_usd)
     fall = max(peak - now for peak, now in zip(accumulate(path, max), path, strict=True))
-    if not math.isfinite(fall):
+    if not fall <= MOST:
         raise RejectedError(Reason.NON_FINITE_NUMBER, f"agentPnL falls by {fall!r}")
     return fall
 

@@ -17,6 +17,9 @@ unknown ends) is divided by the dollars that each step put at stake, or equally 
 The same idea without a known end, from step to step, is potential-based shaping (Ng, Harada and
 Russell 1999); a known end makes the credit exact (RUDDER, arXiv 1806.07857, redistributes the
 return in the same way, with a learnt model of it).
+
+If a payoff or a stake exceeds ``MOST``, the row's numbers contradict each other, and all steps
+share its P&L.
 """
 
 from collections import defaultdict
@@ -27,7 +30,15 @@ from math import fsum
 from babylon.core.trajectories import Payoff
 from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
-from babylon.quality.traded import CLOSING, fields_of, market_of, number, number_of, side_of
+from babylon.quality.traded import (
+    CLOSING,
+    MOST,
+    fields_of,
+    market_of,
+    number,
+    number_of,
+    side_of,
+)
 
 _SIGNS = {"LONG": 1.0, "SHORT": -1.0}
 Key = tuple[str, str]  # market and side
@@ -45,6 +56,9 @@ def payoffs(
         if step.action.success and (market := market_of(step.action)):
             book.trade(step, market)
     found = book.closed()
+    if not all(abs(dollars) <= MOST for dollars in (*found.values(), *book.stakes.values())):
+        found.clear()
+        book.stakes.clear()
     rest = pnl_usd - fsum(found.values())
     total = fsum(book.stakes.values())
     return tuple(

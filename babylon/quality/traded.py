@@ -1,10 +1,9 @@
 """Readers of a trade's free-form ``parameters`` and ``result``."""
 
-import math
-
 from babylon.quality.decode import GameAction
 
 OPENING, CLOSING, DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
+MOST = 1e12  # dollars or shares; a larger number is a fault, and would drown those of other rows
 
 
 def market_of(action: GameAction) -> str | None:
@@ -31,13 +30,13 @@ def fields_of(value: object) -> dict[str, object]:
 
 
 def positive(value: object) -> float | None:
-    """Return a finite number above zero, else ``None``."""
+    """Return a number above zero and of at most ``MOST``, else ``None``."""
     found = number(value)
     return found if found is not None and found > 0 else None
 
 
 def number(value: object) -> float | None:
-    """Return a finite number, else ``None``."""
+    """Return a number of at most ``MOST`` in size, else ``None``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= MOST else None  # NaN compares false

@@ -1,14 +1,18 @@
 """Earlier policies that an update needs: their ages, their checkpoints, and an optimiser."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 
+from babylon.core.errors import ArtifactError, ModelError
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.lineage import parents, rejected_child, staleness
 from babylon.store.policies import Policy, checkpoint_uris
 from babylon.training.update_health import ruled_out
+
+log = logging.getLogger(__name__)
 
 
 async def staleness_of(store: Store, parent: Policy, rows: Sequence[TrainingRow]) -> dict[int, int]:
@@ -38,4 +42,8 @@ async def optimizer_of(store: Store, parent: Policy) -> str:
     child = await rejected_child(store, parent.policy_version)
     if child is None or ruled_out(child[1]):
         return parent.uri
-    return await asyncio.to_thread(fetch_checkpoint, store.home, child[0])
+    try:
+        return await asyncio.to_thread(fetch_checkpoint, store.home, child[0])
+    except (ArtifactError, ModelError) as error:  # the update needs no rejected checkpoint
+        log.warning("the optimiser of policy %d goes on: %s", parent.policy_version, error)
+        return parent.uri

@@ -17,15 +17,23 @@ from babylon.core.errors import WindowNotReadyError
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Claim
 from babylon.core.windows import Window, parse_window_id
-from babylon.quality.health import HACKS, HISTORY, PlayTally, find_alarms
+from babylon.quality.health import HACKS, HISTORY, LEAST_HISTORY, PlayTally, find_alarms
 from babylon.scoring.scorer import Score, ScoreOrRejection
 from babylon.store import Store
-from babylon.store.holds import hold, was_released
-from babylon.store.window_health import WindowHealth, figures_before, get_health, store_health
+from babylon.store.holds import hold, released_windows
+from babylon.store.window_health import (
+    Figures,
+    HealthAlarm,
+    WindowHealth,
+    figures_before,
+    get_health,
+    store_health,
+)
 
 log = logging.getLogger(__name__)
 
 AUTHOR = "reward watch"
+ACCEPTED_DAYS = 7
 _LEAST = 1e-9
 
 
@@ -69,15 +77,30 @@ async def watch_scores(
     figures = {**health.figures, **score_figures(trajectories, scores)}
     alarms = find_alarms(figures, await figures_before(store, window, HISTORY))
     await store_health(store, claim, replace(health, figures=figures, alarms=tuple(alarms)))
-    reasons = "; ".join(alarm.reason for alarm in alarms if alarm.figure in HACKS)
-    if not reasons or not holds or await was_released(store, AUTHOR, window.id):
+    hacks = [alarm for alarm in alarms if alarm.figure in HACKS]
+    if not hacks or not holds:
         return
+    # A person who let such a window train has seen this change.
+    accepted = await released_windows(store, AUTHOR, window.id, ACCEPTED_DAYS)
+    for released in accepted:
+        if (seen := await get_health(store, released)) is not None:
+            hacks = _beyond(hacks, figures, seen.figures)
+    if not hacks or window.id in accepted:
+        return
+    reasons = "; ".join(alarm.reason for alarm in hacks)
     reason = f"window {window.id} looks like reward hacking: {reasons}"
     await hold(store, AUTHOR, reason)
     raise WindowNotReadyError(
         f"{reason}; training is on hold: read the window's play, then `babylon windows resume`"
         f" trains it, or `babylon windows skip {window.id}` leaves it out"
     )
+
+
+def _beyond(hacks: Sequence[HealthAlarm], now: Figures, accepted: Figures) -> list[HealthAlarm]:
+    """Return the alarms that stay beside the figures of a window that a person accepted."""
+    still = {alarm.figure for alarm in find_alarms(now, [accepted] * LEAST_HISTORY)}
+    known = accepted.keys() & still
+    return [alarm for alarm in hacks if alarm.figure in known or alarm.figure not in accepted]
 
 
 def score_figures(

@@ -35,15 +35,22 @@ async def hold(store: Store, author: str, reason: str) -> TrainingHold:
     return TrainingHold(**row)
 
 
-async def was_released(store: Store, author: str, subject: str) -> bool:
-    """Return true if a hold of this author ended, whose reason names the subject."""
-    ended: bool = await store.pool.fetchval(
-        "SELECT EXISTS (SELECT FROM babylon.holds WHERE author = $1 AND ended_at IS NOT NULL"
-        " AND position($2 IN reason) > 0)",
+async def released_windows(store: Store, author: str, window_id: str, days: int) -> list[str]:
+    """Return the windows that holds of this author named, and that were let go on.
+
+    That is ``window_id`` itself, and windows which were trained since, if their hold ended within
+    ``days``. A window that a person skipped is not among them.
+    """
+    rows = await store.pool.fetch(
+        "SELECT DISTINCT w.window_id FROM babylon.holds h JOIN babylon.windows w"
+        " ON position(w.window_id IN h.reason) > 0 WHERE h.author = $1 AND h.ended_at IS NOT NULL"
+        " AND (w.window_id = $2 OR w.state <> 'skipped'"
+        " AND h.ended_at > now() - make_interval(days => $3))",
         author,
-        subject,
+        window_id,
+        days,
     )
-    return ended
+    return [row["window_id"] for row in rows]
 
 
 async def running_hold(store: Store) -> TrainingHold | None:

@@ -6,16 +6,19 @@ are replaced and never written in place, so the fenced worker cannot change the 
 With an object store, the successor may be on another machine, and takes the stored progress.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
 from babylon.core.objects import fetch, names
 from babylon.core.types import Claim
 
+log = logging.getLogger(__name__)
 PROGRESS_FILE = "progress.pt"
 
 
@@ -33,12 +36,12 @@ def take_up_progress(home: Home, claim: Claim) -> Path:
     own = progress_directory(home, claim)
     stored = names(home, home.progress)
     if own in stored:
-        fetch(home, own)
+        _fetch(home, own)
     own.mkdir(parents=True, exist_ok=True)
     if (own / PROGRESS_FILE).exists():  # saved by this claim
         return own
     for earlier in _earlier(stored, claim):
-        fetch(home, earlier)
+        _fetch(home, earlier)
         try:
             failpoint("progress.take_up")
             os.rename(earlier / PROGRESS_FILE, own / PROGRESS_FILE)
@@ -47,6 +50,13 @@ def take_up_progress(home: Home, claim: Claim) -> Path:
             continue
         break
     return own
+
+
+def _fetch(home: Home, directory: Path) -> None:
+    try:
+        fetch(home, directory)
+    except ArtifactError as error:  # a worker that was killed while it copied left only a part
+        log.warning("stored progress is not used: %s", error)
 
 
 def _earlier(directories: Iterable[Path], claim: Claim) -> list[Path]:

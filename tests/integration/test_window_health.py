@@ -23,7 +23,7 @@ from babylon.stages.readiness import window_reports
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.flow_state import read_flow_state
-from babylon.store.holds import end_hold, running_hold
+from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.scores import list_scores
 from babylon.store.window_health import WindowHealth, figures_before, get_health, store_health
 from babylon.store.windows import claim_window, set_state
@@ -153,6 +153,37 @@ async def test_reward_hacking_holds_training_until_a_person_ends_it(store, setti
     assert scored.artifact.rows == 5 and await running_hold(store) is None
     figures = (await get_health(store, WINDOW.id)).figures
     assert figures["score_pnl_correlation"] > 0.9 and figures["unscored_share"] == 0
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+async def test_a_change_that_a_person_let_train_holds_no_later_window(store, settings, skipped):
+    """Else a change that lasts would need a person in each of the next windows."""
+    await insert_real_window(store)
+    usual = {"rejected_share": 10 / 15, "outcomes": 3, "hold_share": 0.1, "actions": 200}
+    await measured(store, 30, **usual)
+    before = Window(WINDOW.start - timedelta(hours=1), 60).id
+    await store.pool.execute(
+        "UPDATE babylon.window_health SET figures = figures || $2 WHERE window_id = $1",
+        before,
+        {"hold_share": 1.0},
+    )
+    await hold(store, "reward watch", f"window {before} looks like reward hacking")
+    await end_hold(store, "operator")
+    if skipped:
+        await store.pool.execute(
+            "UPDATE babylon.windows SET state = 'skipped', lease_until = NULL WHERE window_id = $1",
+            before,
+        )
+    asked = settings.replace(windows={"min_agents": 2})
+    collected = await collect_window(store, asked.home, await claim(store), WINDOW)
+    thinned = thin_window(asked, await validate_window(store, asked, collected))
+    if skipped:
+        with pytest.raises(WindowNotReadyError, match="reward hacking: share of actions that hold"):
+            await score_window(store, asked, thinned)
+        return
+    assert (await score_window(store, asked, thinned)).artifact.rows == 5
+    assert "hold_share" in [alarm.figure for alarm in (await get_health(store, WINDOW.id)).alarms]
+    assert await running_hold(store) is None
 
 
 async def test_without_the_hold_the_alarm_stops_nothing(store, settings):

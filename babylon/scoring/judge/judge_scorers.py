@@ -156,7 +156,7 @@ def _require_proof(
             context.metrics[f"agreement_{name}"] = found.correlation
             context.metrics[f"agreement_{name}_low"] = found.low
             context.metrics[f"agreement_{name}_high"] = found.high
-    if shown < needed:
+    if not shown >= needed:  # NaN too
         raise UnprovenJudgeError(
             f"the judge's scores may be chance: they agree with outcomes with evidence {shown:.3g},"
             f" and JUDGE_EVIDENCE asks for {needed:g}; the judgments are stored, and the window"

@@ -142,3 +142,28 @@ def test_the_payoffs_of_a_game_sum_to_its_pnl(seed, rules):
             if outcome.action_type == "BUY_SHARES" and outcome.success:
                 worth = outcome.shares if game.won(outcome) else 0.0
                 assert one.pnl_usd == pytest.approx(worth - outcome.dollars, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [trade("BUY_SHARES", "m2", "YES", 1e308, 1e308)] * 2,
+        [trade("BUY_SHARES", "m2", "YES", 10**400, 5)],
+        [trade("BUY_SHARES", "m2", "YES", 1e-300, 5), trade("SELL_SHARES", "m2", "", 1e-300, 5e9)],
+        [trade("BUY_SHARES", "m1", "YES", 1e12, 1e-300), trade("BUY_SHARES", "m1", "YES", 9e11, 1)],
+        [
+            trade("OPEN_POSITION", "T", "LONG", 1, 1)
+            | {"result": {"size": 1e12, "leverage": 1e-300, "entryPrice": 1e-300}}
+        ],
+    ],
+)
+def test_numbers_that_no_game_has_leave_the_payoffs_finite(actions):
+    prices = Outcomes(
+        [
+            {"predictionMarketId": "s:m1", "outcome": "YES"},
+            {"stockTicker": "T", "startPrice": 1.0, "endPrice": 1e12},
+        ]
+    )
+    found = of(actions, 7.0, prices)
+    assert fsum(found) == pytest.approx(7.0, abs=1e-3)
+    assert max(map(abs, found)) <= 1e12

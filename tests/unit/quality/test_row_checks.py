@@ -72,6 +72,7 @@ BAD_ROWS = {
     "JavaScript's NaN": (row([NAN_STEP]), Reason.NON_FINITE_NUMBER, "environmentState.agentPnL"),
     "reward NaN": (row(total_reward=float("nan")), Reason.NON_FINITE_NUMBER, "totalReward"),
     "P&L infinite": (row(final_pnl_usd=float("inf")), Reason.NON_FINITE_NUMBER, "finalPnL"),
+    "P&L of no game": (row(final_pnl_usd=1e200), Reason.NON_FINITE_NUMBER, "finalPnL"),
     "no steps": (row([]), Reason.EMPTY_STEPS, "[]"),
     "a step twice": (row([*steps(), step(4)]), Reason.STEP_ORDER, "[5].stepNumber is 4 after 4"),
     "pending": (
