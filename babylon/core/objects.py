@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -300,10 +300,7 @@ def _fetch_directory(home: Home, store: ObjectStore, key: str, path: Path) -> No
     for last in range(TRIES, 0, -1):
         text = _retried(lambda: bytes(obstore.get(store, f"{key}/{MANIFEST}").bytes()))
         digest = hashlib.sha256(text).hexdigest()
-        index = _index(home, key)
-        if index.exists() and _is_here(
-            home, key, digest, lambda: path.is_dir() and index.read_text() == digest
-        ):
+        if _is_here(home, key, digest, partial(_has_state, path, _index(home, key), digest)):
             return
         make_directory(path.parent)
         temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}.tmp")
@@ -429,6 +426,10 @@ def _is_here(home: Home, key: str, digest: str, present: Callable[[], bool]) -> 
             _remember(home, key, digest)
             return True
     return False
+
+
+def _has_state(path: Path, index: Path, digest: str) -> bool:
+    return path.is_dir() and index.read_text() == digest
 
 
 @contextmanager

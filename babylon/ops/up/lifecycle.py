@@ -141,7 +141,7 @@ async def _start(
         )
         say("services: gateway, engine, admin, Prefect and its workers (about half a minute)")
         if not any(processes.running(service.name) for service in wanted):
-            # Of before a reboot. With it the guard would try for ever what fails at the first start.
+            # Left by a reboot. The guard would take it that they ran, and try for ever.
             forget_in_force(settings.home)
         one, before = keeper.guard(), written_at(settings.home)
         try:
