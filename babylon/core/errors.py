@@ -27,6 +27,10 @@ class DatabaseError(BabylonError):
     """The database is down, not migrated, or lacks what a query needs."""
 
 
+class DatabaseVersionError(DatabaseError):
+    """The database is at another version than this program."""
+
+
 class WindowError(BabylonError):
     """A window id is malformed, or the window is not in a state that allows the request."""
 

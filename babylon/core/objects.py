@@ -13,6 +13,7 @@ holds copies up to ``ARTIFACT_CACHE_GB``; the least recently used go first.
 All functions block.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -21,9 +22,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -128,8 +129,7 @@ def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
         return path
     key, store = _key(home, path), _store(home.store)
     # A file with its digest in its name never changes; what is in a directory may.
-    if sha256 is not None and path.is_file():
-        _remember(home, key, "")
+    if sha256 is not None and _is_here(home, key, "", path.is_file):
         return path
     try:
         if sha256 is not None:
@@ -217,10 +217,11 @@ def remove(home: Home, path: Path) -> None:
     if home.store:
         key, store = _key(home, path), _store(home.store)
         try:
-            with suppress(FileNotFoundError):  # of a single file it is the only object
-                obstore.delete(store, [f"{key}/{MANIFEST}", key])
-            for chunk in obstore.list(store, key):
-                obstore.delete(store, [one["path"] for one in chunk])
+            # A directory store refuses a path through a file, and a directory as an object.
+            stored = [one["path"] for chunk in obstore.list(store, key) for one in chunk] or [key]
+            for one in sorted(stored, key=lambda name: name != f"{key}/{MANIFEST}"):
+                with suppress(FileNotFoundError):  # another machine was faster
+                    obstore.delete(store, one)
         except BaseError as error:
             raise StorageError(f"{key} stays in {home.store} ({_short(error)})") from error
         _index(home, key).unlink(missing_ok=True)
@@ -246,11 +247,16 @@ def trim(home: Home) -> None:
     for used, size, path, index in sorted(copies):
         if total <= bound or used > time.time() - KEEP_S:
             return
-        index.unlink(missing_ok=True)
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+        gone = path.with_name(f".{path.name}-{uuid.uuid4().hex}.tmp")
+        with _uses(home), suppress(FileNotFoundError):
+            if index.stat().st_mtime != used:  # another process began to read it meanwhile
+                continue
+            index.unlink()
+            os.rename(path, gone)
+        if gone.is_dir():
+            shutil.rmtree(gone, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            gone.unlink(missing_ok=True)
         total -= size
         log.info("%s left the cache: it is in %s", path, home.store)
 
@@ -263,7 +269,7 @@ def _store(uri: str) -> ObjectStore:
     """Open a store. The library reads credentials where the provider's own tools do: ``AWS_*``."""
     if uri.startswith("file://"):
         make_directory(Path(uri.removeprefix("file://")))
-        return from_url(uri)
+        return from_url(uri, automatic_cleanup=True)  # an object store has no empty directories
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     return from_url(
         uri,
@@ -294,8 +300,7 @@ def _fetch_directory(home: Home, store: ObjectStore, key: str, path: Path) -> No
     for last in range(TRIES, 0, -1):
         text = _retried(lambda: bytes(obstore.get(store, f"{key}/{MANIFEST}").bytes()))
         digest = hashlib.sha256(text).hexdigest()
-        if path.is_dir() and _index(home, key).exists() and _index(home, key).read_text() == digest:
-            _remember(home, key, digest)
+        if _is_here(home, key, digest, partial(_has_state, path, _index(home, key), digest)):
             return
         make_directory(path.parent)
         temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}.tmp")
@@ -412,6 +417,29 @@ def _remember(home: Home, key: str, digest: str) -> None:
     part = index.with_name(f"{index.name}.{uuid.uuid4().hex}")
     part.write_text(digest)
     part.replace(index)
+
+
+def _is_here(home: Home, key: str, digest: str, present: Callable[[], bool]) -> bool:
+    """Return True if a copy is here. It then counts as used, before ``trim`` can delete it."""
+    with _uses(home), suppress(FileNotFoundError):
+        if present():
+            _remember(home, key, digest)
+            return True
+    return False
+
+
+def _has_state(path: Path, index: Path, digest: str) -> bool:
+    return path.is_dir() and index.read_text() == digest
+
+
+@contextmanager
+def _uses(home: Home) -> Iterator[None]:
+    """Hold the lock on the times of use, for all processes of this machine."""
+    path = home.root / "cache" / "objects.lock"
+    make_directory(path.parent)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _short(error: BaseException) -> str:

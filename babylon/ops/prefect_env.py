@@ -172,11 +172,13 @@ def remove_old_results(home: Home) -> int:
     Prefect itself never deletes a result.
     """
     oldest = time.time() - RETENTION_S
-    files = (path for path in names(home, results(home.root)) if not path.is_dir())
-    old = [file for file in files if changed_at(home, file) < oldest]
-    for file in old:
-        remove(home, file)
-    return len(old)
+    removed = 0
+    for file in names(home, results(home.root)):
+        with suppress(FileNotFoundError):  # another worker was faster, or it is a folder
+            if not file.is_dir() and changed_at(home, file) < oldest:
+                remove(home, file)
+                removed += 1
+    return removed
 
 
 def results(home: Path) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import asyncpg
 
-from babylon.core.errors import DatabaseError, FencedError
+from babylon.core.errors import DatabaseError, DatabaseVersionError, FencedError
 from babylon.core.home import Home
 from babylon.core.settings import DatabaseSettings, Settings
 from babylon.core.types import Claim
@@ -87,7 +87,7 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
         check_not_newer(status.revision)
         if status.revision != HEAD:
             if not migrate and settings.database.url is not None:
-                raise DatabaseError(
+                raise DatabaseVersionError(
                     f"the database {address.place} is at version {status.revision or 'none'},"
                     f" not {HEAD}: run `babylon db migrate`"
                 )

@@ -164,19 +164,19 @@ async def _wait_for_quorum(
         gateways, known = await live_gateways(store), await quarantined(store)
         ready = tuple(gateway for gateway in gateways if done(gateway))
         late = [one for one in gateways if not done(one) and one.gateway_id not in known]
-        if not late and (ready or not gateways):
+        half = len(ready) * 2 >= len(gateways)  # of all: the quarantined count too
+        if not late and half:
             return ready
         # A refusal can pass, such as that of a full disk, but nobody waits for it.
         refused = {one.gateway_id: why for one in late if (why := refusal(one))}
-        quorum = 0 < len(ready) >= len(late)
-        half_at = (half_at or time.monotonic()) if quorum else None
+        half_at = (half_at or time.monotonic()) if half else None
         if half_at and (len(refused) == len(late) or time.monotonic() > half_at + FOLLOW_S):
             return await _without(store, ready, late, refused, what)
         if refused and len(refused) * 2 > len(gateways):
             gateway = next(one for one in late if one.gateway_id in refused)
             raise ServingError(f"{gateway} cannot {what}: {refused[gateway.gateway_id]}")
         if time.monotonic() > deadline:
-            late = late or list(gateways)
+            late = [gateway for gateway in gateways if not done(gateway)]
             names = ", ".join(f"{gateway} (route {gateway.route_version})" for gateway in late)
             raise ServingError(
                 f"fewer than half of the gateways could {what} within {timeout_s:.0f} s: {names};"

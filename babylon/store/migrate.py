@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 
 from babylon import migrations
-from babylon.core.errors import DatabaseError
+from babylon.core.errors import DatabaseError, DatabaseVersionError
 from babylon.store.address import Address
 from babylon.store.session import Session, connect
 
@@ -48,10 +48,10 @@ async def current_revision(connection: Any) -> str | None:
 def check_not_newer(revision: str | None) -> None:
     """
     Raises:
-        DatabaseError: a newer program migrated the database; this one must not write to it.
+        DatabaseVersionError: a newer program migrated the database; this one must not write to it.
     """
     if revision is not None and revision > HEAD:
-        raise DatabaseError(
+        raise DatabaseVersionError(
             f"the database is at version {revision}, this program knows versions up to {HEAD}:"
             " install a newer babylon-rl"
         )

@@ -38,7 +38,8 @@ async def set_probe_key(store: Store, gateway_id: str, key: str) -> None:
     await store.pool.execute(
         "INSERT INTO babylon.gateway_probes (gateway_id, probe_key)"
         " SELECT gateway_id, $2 FROM babylon.gateways WHERE gateway_id = $1"
-        " ON CONFLICT (gateway_id) DO UPDATE SET probe_key = excluded.probe_key",
+        " ON CONFLICT (gateway_id) DO UPDATE SET probe_key = excluded.probe_key"
+        " WHERE gateway_probes.probe_key <> excluded.probe_key",
         gateway_id,
         key,
     )

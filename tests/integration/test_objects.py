@@ -186,6 +186,27 @@ def test_what_is_removed_is_gone_in_the_store_too(homes: tuple[Home, Home]) -> N
         fetch(there, there.checkpoints / made.name)
 
 
+def test_a_copy_that_is_used_while_others_are_trimmed_stays(
+    homes: tuple[Home, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = homes
+    made = [_checkpoint(here, f"2025-11-14T{hour:02}00-e1", os.urandom(1000)) for hour in range(2)]
+    for path in made:
+        publish(here, path)
+        os.utime(objects._index(here, f"checkpoints/{path.name}"), (time.time() - 7200,) * 2)
+    real, listed = objects._files, list[Path]()
+
+    def used_meanwhile(directory: Path) -> list[Path]:
+        listed.append(directory)
+        if len(listed) == 2:  # the first one is known to be old
+            fetch(here, listed[0])
+        return real(directory)
+
+    monkeypatch.setattr(objects, "_files", used_meanwhile)
+    trim(Home(here.root, here.store, cache_gb=0.0))
+    assert [*here.checkpoints.iterdir()] == [listed[0]]
+
+
 def test_a_directory_store_needs_no_server(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/shared"
     here, there = Home(tmp_path / "here", uri), Home(tmp_path / "there", uri)
@@ -193,3 +214,8 @@ def test_a_directory_store_needs_no_server(tmp_path: Path) -> None:
     assert _content(fetch(there, there.checkpoints / "2025-11-14T0900-e1"))
     artifact = write_artifact(here, FRAME, window_id=WINDOW)
     assert read_artifact(there, artifact).equals(FRAME)
+    remove(there, there.checkpoints / "2025-11-14T0900-e1")
+    remove(there, there.root / artifact.uri.removeprefix("home:"))
+    assert names(there, there.checkpoints) == names(there, there.artifacts) == []
+    remove(here, here.checkpoints / "2025-11-14T0900-e1")  # two machines retire the same
+    assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []

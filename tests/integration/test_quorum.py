@@ -10,7 +10,13 @@ from babylon.store import Store, gateways
 from babylon.store.gateways import GatewayRow, announce_gateway, wait_for_acks, wait_until_loaded
 from babylon.store.policies import ensure_base
 from babylon.store.proposals import proposed
-from babylon.store.quarantine import end_quarantine, probe_keys, quarantined, set_probe_key
+from babylon.store.quarantine import (
+    end_quarantine,
+    probe_keys,
+    quarantine,
+    quarantined,
+    set_probe_key,
+)
 
 WAIT_S = 20.0
 
@@ -47,6 +53,17 @@ async def test_a_gateway_that_does_not_follow_is_quarantined_until_it_does(route
     await end_quarantine(routed, "west")
     assert await quarantined(routed) == {}
     assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east", "west")
+
+
+async def test_the_quarantined_count_as_gateways(routed: Store) -> None:
+    for name in ("north", "east", "south", "west"):
+        await announce_gateway(routed, row(name, 1))
+    await quarantine(routed, {"north": "away", "east": "away"})
+    await announce_gateway(routed, row("south", 2))
+    with pytest.raises(ServingError, match=r"(?s)east.*north"):  # one of four is not half
+        await wait_for_acks(routed, 2, 0, 0.5)
+    await announce_gateway(routed, row("west", 2))
+    assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("south", "west")
 
 
 async def test_refusals_of_few_do_not_stop_a_change_and_those_of_most_do(routed: Store) -> None:

@@ -140,6 +140,9 @@ async def _start(
             store, settings.home, settings.model, settings.seed, progress=progress
         )
         say("services: gateway, engine, admin, Prefect and its workers (about half a minute)")
+        if not any(processes.running(service.name) for service in wanted):
+            # Left by a reboot. The guard would take it that they ran, and try for ever.
+            forget_in_force(settings.home)
         one, before = keeper.guard(), written_at(settings.home)
         try:
             processes.start(one)

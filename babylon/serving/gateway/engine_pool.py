@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 
+import aiohttp
+
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, EngineResponse
 from babylon.serving.gateway.route_table import Target
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 PREFIX_BYTES = 1024  # of a request: system prompt and first message, so the turns of one play agree
 SLACK = 1.25  # times the mean load, and one call: beyond it, another engine takes the call
+TRIES = 3  # engines of one call: one that crashes them must not crash all
 FOLLOW_S = 10.0  # within which the other engines may follow the first half that loaded a policy
 _TRY_ELSEWHERE = frozenset({404, 502, 503, 504})  # lost the policy, or cannot answer now
 
@@ -88,6 +91,7 @@ class EnginePool:
         """
         if len(self.members) == 1:
             self.members[0].held = held = await self.members[0].client.policies()
+            self.members[0].down.clear()
             return held
         await asyncio.gather(*(member.look() for member in self.members))
         up = [member for member in self.members if not member.down.is_set()]
@@ -172,7 +176,7 @@ class EnginePool:
         name: str,
     ) -> EngineResponse:
         """Send a call to one engine after the other until one begins to answer."""
-        candidates = in_order(self._holders(name) or self.members, body)
+        candidates = in_order(self._holders(name) or self.members, body)[:TRIES]
         for last, member in zip([*[False] * (len(candidates) - 1), True], candidates, strict=True):
             member.running += 1
             try:
@@ -225,12 +229,13 @@ async def _unless_down(
         if not call.done():
             raise EngineDownError(f"the engine at {member.client.url} fell silent: try again")
         return call.result()
+    except BaseException:  # the answer may have come in the moment in which the client left
+        call.cancel()
+        with suppress(asyncio.CancelledError, ServingError, TimeoutError, aiohttp.ClientError):
+            (await call).close()
+        raise
     finally:
         silent.cancel()
-        if not call.done():
-            call.cancel()
-            with suppress(asyncio.CancelledError, ServingError, TimeoutError):
-                (await call).close()
 
 
 def _ended(member: Member) -> None:

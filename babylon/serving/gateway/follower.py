@@ -51,7 +51,6 @@ class RouteFollower:
         self._keys, self._recorder = keys, recorder
         self._alias, self._gateway, self._url = alias, gateway, url
         self._probe_key, self._last_known = probe_key, last_known
-        self._probe_key_is_stored = False
         self._outage: str | None = None
         self._desired: Desired | None = None
         self._proposals_read = 0
@@ -193,9 +192,8 @@ class RouteFollower:
                 recorded_until=self._recorder.recorded_until,
             ),
         )
-        if not self._probe_key_is_stored:
-            await set_probe_key(self._store, self._gateway, self._probe_key)
-            self._probe_key_is_stored = True
+        # Each time: another gateway may have removed the row, and the key with it.
+        await set_probe_key(self._store, self._gateway, self._probe_key)
         await end_quarantine(self._store, self._gateway)
 
     def _on_idle(self, version: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from babylon.core.errors import DatabaseError
+from babylon.core.errors import DatabaseError, DatabaseVersionError
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import DatabaseSettings
 from babylon.serving.gateway.route_table import Target
@@ -76,7 +76,8 @@ class LastKnownFile:
 
 
 def last_known_file(home: Path, port: int) -> LastKnownFile:
-    return LastKnownFile(home / "run" / f"last-known-{port}.json")
+    # Not *.json: in that directory these are the records of processes.
+    return LastKnownFile(home / "run" / f"last-known-{port}")
 
 
 @asynccontextmanager
@@ -89,13 +90,14 @@ async def store_or_last_known(
     """Open the store. While its server is away, open one that works once the server is back.
 
     Raises:
-        DatabaseError: the database is away, and there is nothing to serve without it.
+        DatabaseError: the database is away, and there is nothing to serve without it. Or it is
+            there, at another version than this program's.
     """
     async with AsyncExitStack() as stack:
         try:
             store = await stack.enter_async_context(opened)
         except (DatabaseError, OSError) as error:
-            if known is None or database.url is None:
+            if known is None or database.url is None or isinstance(error, DatabaseVersionError):
                 raise
             route = known.desired.route.route_version
             log.warning("%s: serving the last known route %d", error, route)

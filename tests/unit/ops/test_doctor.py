@@ -16,6 +16,7 @@ from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.doctor import PACKAGES, check_base_model, check_port
 from babylon.ops.finding import Finding
+from babylon.serving.gateway.last_known import last_known_file
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +52,8 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
     processes.start(Service(name="serving", command=command, log=tmp_path / "log"))
     try:
         deadline = time.monotonic() + 30
+        # A gateway keeps a file beside the records of processes.
+        last_known_file(tmp_path, port)._path.write_bytes(b"{}")
         while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +21,11 @@ from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.ops.up import supervisor
-from babylon.ops.up.in_force import read_problem, written_at
+from babylon.ops.up import lifecycle, supervisor
+from babylon.ops.up.in_force import in_force_path, read_problem, write_in_force, written_at
 from babylon.ops.up.lifecycle import _require_detached
 from babylon.ops.up.services import UpService
-from babylon.ops.up.supervisor import _GUARD, NAME, Supervisor
+from babylon.ops.up.supervisor import _GUARD, GUARD, NAME, Supervisor
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -138,6 +140,34 @@ def test_the_guard_starts_a_killed_supervisor_again_and_no_other(tmp_path: Path)
         assert guard.wait(20) == 1
     with subprocess.Popen([*command[:4], "true"]) as guard:
         assert guard.wait(20) == 0
+
+
+async def test_after_a_reboot_a_start_that_fails_is_reported(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def opened(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+
+    async def made(*_: object, **__: object) -> None:
+        pass
+
+    def failing(keeper: Supervisor) -> Service:
+        guard, home = ("sh", "-c", _GUARD), keeper.settings.home
+        command = (*guard, str(in_force_path(home)), "sh", "-c", "echo no GPU; exit 1")
+        return Service(name=GUARD, command=command, log=home.logs / "supervisor.log")
+
+    monkeypatch.setattr(lifecycle, "open_store", opened)
+    monkeypatch.setattr(lifecycle, "ensure_champion", made)
+    monkeypatch.setattr(Supervisor, "guard", failing)
+    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    write_in_force(settings.home, keeper.variables)
+    try:
+        async with asyncio.timeout(30):
+            with pytest.raises(ServingError, match="did not start"):
+                await lifecycle._start(keeper, processes, [], made, lambda _: None)  # type: ignore[arg-type]
+    finally:
+        processes.stop(GUARD)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -77,6 +77,15 @@ class Engine:
         return response
 
 
+class Answer:
+    """An open response."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
 @pytest.fixture
 async def engines() -> AsyncIterator[list[Engine]]:
     found = [Engine("a"), Engine("b"), Engine("c")]
@@ -185,6 +194,46 @@ async def test_a_load_needs_half_of_the_engines_and_waits_little_for_the_others(
     engines[1].refuses = engines[2].refuses = True
     with pytest.raises(ServingError, match="no room"):
         await pool.load(Target("babylon-v2", 2, "two"))
+
+
+async def test_the_slots_of_a_single_engine_are_known_again_after_its_restart(
+    engines: list[Engine],
+) -> None:
+    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
+        pool = EnginePool([EngineClient(session, "http://127.0.0.1:9")])
+        with pytest.raises(EngineDownError):
+            await pool.load(V1)
+        pool.members[0].client.url = engines[0].url
+        await pool.policies()
+        await pool.load(V1)
+        assert pool.slots(V1.name) == 4
+
+
+async def test_a_request_that_breaks_engines_does_not_reach_all_of_them(
+    engines: list[Engine], pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_pool, "TRIES", 2)
+    await pool.load(V1)
+    for engine in engines:
+        engine.breaks = True
+    with pytest.raises(EngineDownError):
+        await answer(pool)
+    assert sorted(engine.calls for engine in engines) == [0, 1, 1]
+
+
+async def test_an_answer_that_comes_as_the_client_leaves_is_closed(
+    engines: list[Engine], pool: EnginePool
+) -> None:
+    member, response = pool.members[0], Answer()
+
+    async def answering() -> EngineResponse:
+        leaving.cancel()
+        return response  # type: ignore[return-value]
+
+    leaving = asyncio.create_task(engine_pool._unless_down(member, answering()))
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert response.closed
 
 
 async def test_without_any_engine_the_error_names_all(pool: EnginePool) -> None:
