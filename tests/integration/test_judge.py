@@ -168,8 +168,9 @@ async def test_one_hostile_reply_costs_at_most_its_trajectory_and_leaks_nothing(
                 'SELECT "stepsJson" FROM trajectories WHERE "trajectoryId" = $1', name
             )
         )
-        for step in steps:  # the budget leaves out the words of quiet steps
-            step["llmCalls"][0]["response"] = said
+        # The budget leaves out the words of quiet steps, and words that were said before.
+        for number, step in enumerate(steps):
+            step["llmCalls"][0]["response"] = said.replace("words", f"words {number}")
         await store.pool.execute(
             'UPDATE trajectories SET "stepsJson" = $2 WHERE "trajectoryId" = $1',
             name,
@@ -250,7 +251,7 @@ async def test_entries_at_the_same_time_never_exceed_the_budget_together(store):
 
 
 async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned):
-    async with judge_for(settings, faults={"malformed": 0.85}, stubborn=True) as (judge, asked):
+    async with judge_for(settings, faults={"malformed": 0.9}, stubborn=True) as (judge, asked):
         asked = asked.replace(scoring={"scorer": "preference"})
         with pytest.raises(ScoringError, match=r"no usable judgment|in a row"):
             await score_window(store, asked, thinned)

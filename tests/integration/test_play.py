@@ -183,7 +183,7 @@ async def test_play_over_http_is_trained_with_the_tokens_of_its_calls_and_scored
     scores = dict(zip([t.trajectory_id for t in trajectories],
                       await feedback(trajectories, context), strict=True))  # fmt: skip
     assert scores["one"] == Score(0.0)
-    assert scores["two"] == Score(1.5, {"tone": 3.0})
+    assert scores["two"] == Score(1.5, {"tone": 3.0}, rewards={1: 0.5})
     rejected = scores["three"]
     assert isinstance(rejected, Rejection) and rejected.reason == "no_feedback"
 

@@ -39,7 +39,7 @@ async def listeners(
     gateway: Application,
     store: Store,
     serving: ServingSettings,
-    last_known: LastKnown | None,
+    last_known: LastKnown | None = None,
     worker: Worker | None = None,
 ) -> list[uvicorn.Server]:
     """Return the servers of the gateway, or of one of its processes.
