@@ -139,14 +139,8 @@ async def run_demo(
         say("base and final policy meet on unseen scenarios")
         final = await _compare(store, settings.seed, settings.home)
         policy, _ = await champion(store)
-    levels = {
-        "oracle": final.pnl_oracle,
-        f"best rule, {final.rule}": final.pnl_rule,
-        "base model": final.pnl_base,
-        "final policy": final.pnl_final,
-    }
     fleet_pnl = tuple(fleet.mean_pnl for fleet in played)
-    plot = plot_windows(results, fleet_pnl, levels, settings.home.root)
+    plot = plot_windows(results, fleet_pnl, levels(final), settings.home.root)
     return DemoReport(
         ok=final.difference_low > 0,
         seed=settings.seed,
@@ -158,6 +152,17 @@ async def run_demo(
         plot=str(plot),
         duration_s=time.monotonic() - started,
     )
+
+
+def levels(final: Final) -> dict[str, float]:
+    """Return the lines of the plot: name → mean P&L."""
+    return {
+        "oracle": final.pnl_oracle,
+        f"best rule, {final.rule}": final.pnl_rule,
+        "base model": final.pnl_base,
+        "base model, taught": final.pnl_sft,
+        "final policy": final.pnl_final,
+    }
 
 
 async def _register_base(

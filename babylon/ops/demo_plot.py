@@ -1,11 +1,14 @@
 """Plot of the demo: P&L by window."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from babylon.core.types import WindowResult
+
+COLORS = ("black", "tab:purple", "grey", "tab:orange", "tab:green")  # of levels
 
 
 def plot_windows(
@@ -16,7 +19,7 @@ def plot_windows(
 ) -> Path:
     """Write ``pnl_by_window.png``: P&L of the fleet and of each challenger, by window.
 
-    ``levels``: mean P&L of oracle, base model and final policy, drawn as horizontal lines.
+    ``levels``: name → mean P&L, drawn as horizontal lines.
     """
     # not pyplot, which keeps every figure alive in a global list
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -36,9 +39,8 @@ def plot_windows(
             axes.scatter(
                 *zip(*points, strict=True), color=color, marker="^", label=f"challenger, {name}"
             )
-    styles = (("black", ":"), ("grey", "--"), ("tab:green", "--"))
-    for (name, pnl), (color, line) in zip(levels.items(), styles, strict=True):
-        axes.axhline(pnl, color=color, linestyle=line, label=name)
+    for (name, pnl), color in zip(levels.items(), cycle(COLORS), strict=False):
+        axes.axhline(pnl, color=color, linestyle="--", label=name)
     axes.set_xticks(list(at), labels, fontsize=8)
     axes.set_xlabel("window (UTC)")
     axes.set_ylabel("mean P&L of a scenario, $")
