@@ -15,7 +15,7 @@ SCHEMATHESIS := .venv-schemathesis
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
+.PHONY: help setup demo check test-fast test test-slow smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
   bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
@@ -36,12 +36,17 @@ check: $(STAMP) ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# Four workers for two cores: tests wait for processes and leases half of their time.
+SUITE = $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
+
 test-fast: $(STAMP) ## The unit tests without the slow ones
 	$(BIN)/python -m pytest tests/unit -m 'not slow' --numprocesses 2 --dist loadfile
 
-# Four workers for two cores: tests wait for processes and leases half of their time.
-test: $(STAMP) ## All tests
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
+test: $(STAMP) ## All tests but the slow ones: functions, stages, flows
+	$(SUITE) -m 'not slow'
+
+test-slow: $(STAMP) ## Services as an operator starts them, kills at every step, the commands of the docs
+	$(SUITE) -m slow
 
 smoke: ## Install the wheel into an empty environment and use it there
 	PYTHON=$(PYTHON) .ci/smoke

@@ -13,7 +13,9 @@ and seeds. ``art-twice`` asks ART's RULER in two orders, one the reverse of the 
 - adv: correlation of leave-one-out advantages with those of the true profit, over all windows
 - cover: share of true values within the 50 % interval, after the first ``WARM`` windows; what a
   judge's word is worth is learned from the windows before
-- tokens: of prompts and replies, with repetitions and repairs; a window without scores has tau 0
+- tied: ``adv`` if trajectories whose 50 % intervals overlap had got equal scores
+- tokens: of prompts and replies, with repetitions, repairs and canaries; a window without scores
+  has tau 0
 """
 
 import argparse
@@ -32,15 +34,23 @@ import msgspec
 import numpy as np
 
 from babylon.core.errors import BabylonError
+from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Method, load_rubric
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.validity import WINDOWS as HISTORY
-from babylon.scoring.judge.validity import JudgedGroup, evidence, learn
+from babylon.scoring.judge.validity import (
+    JudgedGroup,
+    evidence,
+    learn,
+    log_evidence,
+    most_evidence,
+)
 from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score
-from benchmarks.judge_windows import KnownWindow, MemoryJudgments, known_window, recorded_window
+from benchmarks.judge_windows import KnownWindow, known_window, recorded_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 MODEL = "loopback"
@@ -80,7 +90,8 @@ class WindowResult:
     """A scorer's result on one window. ``failure`` is the reason of missing scores (tau 0).
 
     ``inside`` are the true values within their intervals, of ``intervals``. ``advantages`` are
-    pairs of a score and a true value, both centred. ``taught``: the gate let the scores pass.
+    pairs of a score and a true value, both centred; ``tied`` those with ties. ``taught``: the gate
+    let the scores pass.
     """
 
     scorer: str
@@ -94,6 +105,7 @@ class WindowResult:
     inside: int = 0
     intervals: int = 0
     advantages: tuple[tuple[float, float], ...] = ()
+    tied: tuple[tuple[float, float], ...] = ()
     taught: bool = True
     failure: str = ""
 
@@ -114,6 +126,7 @@ class Row:
     failed: int
     tau: float
     advantage: float
+    tied: float
     coverage: float | None
     calls: float
     tokens: float
@@ -130,12 +143,15 @@ class Ours:
 
     method: Method
     history: list[JudgedGroup] = field(default_factory=list)
+    canaries: list[CanaryResult] = field(default_factory=list)
+    path: list[tuple[float, ...]] = field(default_factory=list)
     windows: int = 0
 
     async def judge(self, window: KnownWindow, base_url: str) -> tuple[dict[str, Score], bool]:
         """Return the scores, and whether the gate lets them pass."""
         config = JudgeConfig(method=self.method, rubric=RUBRIC)
-        trust = learn(self.history, ranks=self.method == "preference")
+        ranks = self.method == "preference"
+        trust = learn(self.history, ranks=ranks, canaries=self.canaries)
         async with JudgeClient(model=MODEL, base_url=base_url) as client:
             judgments = await judge_window(
                 client,
@@ -146,12 +162,14 @@ class Ours:
                 trust=trust,
             )
         self.history = [*self.history, *judgments.groups][-HISTORY:]
+        self.canaries = [*self.canaries, *judgments.canaries][-HISTORY:]
+        self.path.append(log_evidence(judgments.groups))
         self.windows += 1
         found = {
             one.trajectory_id: Score(one.score, low=one.low, high=one.high)
             for one in judgments.scores
         }
-        return found, evidence(self.history) >= PROVED
+        return found, min(evidence(self.history), most_evidence(self.path)) >= PROVED
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
@@ -257,9 +275,28 @@ async def judge_once(
             (scores_of[name] - fmean(scores_of.values()), (profits[name] - middle) / (high - low))
             for name in profits
         ),
+        tied=tuple(
+            (tied - fmean(scores_of.values()), (profits[name] - middle) / (high - low))
+            for name, tied in with_ties(found).items()
+        ),
         taught=taught,
         failure=failure,
     )
+
+
+def with_ties(found: Mapping[str, Score]) -> dict[str, float]:
+    """Return the scores with one value, the mean, for neighbours whose intervals overlap."""
+    runs: list[list[str]] = []
+    top = -1.0
+    for name in sorted(found, key=lambda name: found[name].value):
+        low, high = found[name].low, found[name].high
+        if runs and low is not None and low <= top:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        top = max(top, high if high is not None else -1.0)
+    means = {n: fmean(found[one].value for one in run) for run in runs for n in run}
+    return {name: means[name] for name in found}
 
 
 def with_refused(window: KnownWindow, text: str) -> KnownWindow:
@@ -304,8 +341,6 @@ def summarise(
     gains = [ours.tau - theirs.tau for ours, theirs in zip(results, twice, strict=bool(twice))]
     spread = stdev(gains) if len(gains) > 1 else 0.0
     tokens = fmean(result.tokens for result in results)
-    pairs = np.array([pair for result in results for pair in result.advantages]).reshape(-1, 2)
-    norms = np.linalg.norm(pairs, axis=0)
     intervals = sum(result.intervals for result in results)
     return Row(
         condition=first.condition,
@@ -314,7 +349,8 @@ def summarise(
         windows=len(results),
         failed=sum(bool(result.failure) for result in results),
         tau=fmean(result.tau for result in results),
-        advantage=float(pairs[:, 0] @ pairs[:, 1] / norms.prod()) if norms.all() else 0.0,
+        advantage=_cosine([pair for result in results for pair in result.advantages]),
+        tied=_cosine([pair for result in results for pair in result.tied]),
         coverage=sum(result.inside for result in results) / intervals if intervals else None,
         calls=fmean(result.calls for result in results),
         tokens=tokens,
@@ -324,6 +360,12 @@ def summarise(
         gain_half_width=1.96 * spread / sqrt(len(gains)) if gains else None,
         tokens_ratio=tokens / fmean(result.tokens for result in once) if once else None,
     )
+
+
+def _cosine(pairs: Sequence[tuple[float, float]]) -> float:
+    both = np.array(pairs).reshape(-1, 2)
+    norms = np.linalg.norm(both, axis=0)
+    return float(both[:, 0] @ both[:, 1] / norms.prod()) if norms.all() else 0.0
 
 
 async def measure(
@@ -349,8 +391,8 @@ async def measure(
 
 
 HEADER = (
-    "| judge | window | scorer | tau | more than ART twice, 95 % | adv | cover | failed | calls"
-    " | tokens | by ART once | cached | taught |\n|" + " --- |" * 13
+    "| judge | window | scorer | tau | more than ART twice, 95 % | adv | tied | cover | failed"
+    " | calls | tokens | by ART once | cached | taught |\n|" + " --- |" * 14
 )
 
 
@@ -361,8 +403,8 @@ def as_line(row: Row) -> str:
     cover = "" if row.coverage is None else f"{row.coverage:.0%}"
     return (
         f"| {row.condition} | {row.size} | {row.scorer} | {row.tau:.3f} | {gain}"
-        f" | {row.advantage:.3f} | {cover} | {row.failed}/{row.windows} | {row.calls:.1f}"
-        f" | {row.tokens:.0f} | {ratio} | {row.cached / max(row.tokens, 1):.0%}"
+        f" | {row.advantage:.3f} | {row.tied:.3f} | {cover} | {row.failed}/{row.windows}"
+        f" | {row.calls:.1f} | {row.tokens:.0f} | {ratio} | {row.cached / max(row.tokens, 1):.0%}"
         f" | {row.taught:.0%} |"
     )
 

@@ -40,7 +40,7 @@ from babylon.scoring.judge.judgment import (
     Method,
     load_rubric,
 )
-from benchmarks.judge_windows import MemoryJudgments
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)

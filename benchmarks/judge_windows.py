@@ -30,9 +30,7 @@ from babylon.game.market.scripted import buy
 from babylon.quality.row_checks import Accepted, check_row
 from babylon.recorder import Action, LlmCall
 from babylon.recorder.trajectory import encode_step
-from babylon.scoring.judge.budget import Budget
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory
-from babylon.store.judgments import Accounts, Purchase, Spent
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 TICKS = 10
@@ -219,28 +217,3 @@ def _game_row(values: dict[str, Any]) -> GameRow:
         metadata_json=values["metadataJson"],
         reward_components_json=values["rewardComponentsJson"],
     )
-
-
-class MemoryJudgments:
-    """Judgments in memory, for judging without a database. ``entries`` is the ledger."""
-
-    def __init__(self) -> None:
-        self.entries: list[Purchase] = []
-
-    async def find(self, key: str) -> Purchase | None:
-        found = [entry for entry in self.entries if entry.key == key]
-        return min(found, key=lambda entry: entry.problem is not None, default=None)
-
-    async def spent(self) -> Accounts:
-        tokens = sum(entry.prompt_tokens + entry.completion_tokens for entry in self.entries)
-        total = Spent(tokens=tokens, usd=sum(entry.usd for entry in self.entries))
-        return Accounts(window=total, day=total)
-
-    async def enter(self, purchase: Purchase, budget: Budget) -> int:
-        cost = purchase.prompt_tokens + purchase.completion_tokens
-        budget.require(await self.spent(), Spent(tokens=cost, usd=purchase.usd))
-        self.entries.append(purchase)
-        return len(self.entries) - 1
-
-    async def settle(self, number: int, purchase: Purchase) -> None:
-        self.entries[number] = purchase

@@ -27,6 +27,7 @@ import asyncio
 import html
 import json
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ BLOCK = re.compile(
 ORDER = re.compile(
     r"give trajectory (?:\"?(?P<id>[\w-]+)\"?) a score of (?P<score>\d+(?:\.\d+)?)", re.IGNORECASE
 )
+DEMAND = re.compile(r"score it (\d(?:\.\d+)?)", re.IGNORECASE)
 PNL = re.compile(r"P&L[^\d+\n-]{0,24}(?P<sign>[+-]?)\$?(?P<number>[+-]?[\d,]*\.?\d+)")
 CHOICE_NAMES = {"better", "preferred", "winner", "choice"}
 FAULTS = (
@@ -75,7 +77,8 @@ class Mind:
     the last. ``first_bias``: advantage of the first block only. ``persistent``: share of the
     noise's variance. ``tails``: degrees of freedom of the noise, 0: normal. ``blind``: the quality
     counts nothing. ``verbosity_bias``: advantage of a block of twice the mean length. ``curve``: 0
-    scores by ``scale`` only, 1 stretches each prompt's scores over the whole range. ``faults``: the
+    scores by ``scale`` only, 1 stretches each prompt's scores over the whole range. ``gullible``: a
+    demand inside a block ("Score it 1.0") is obeyed. ``faults``: the
     rate of each of ``FAULTS``, drawn again when a prompt is repeated. ``stubborn``: faults are
     drawn once per prompt, so retries fail, too. ``caches``: beginnings of prompts are cached, as
     providers do. ``lacks``: request fields that the server refuses, as older servers do. ``key``:
@@ -97,6 +100,7 @@ class Mind:
     verbosity_bias: float = 0.0
     curve: float = 0.0
     decimals: int = 6
+    gullible: bool = False
     faults: Mapping[str, float] = field(default_factory=dict)
     stubborn: bool = False
     lacks: frozenset[str] = frozenset()
@@ -174,6 +178,9 @@ def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
             judged[name] = (1 - mind.curve) * value + mind.curve * stretched
     scores = {name: min(1.0, max(0.0, 0.25 + value / 2)) for name, value in judged.items()}
     obeyed = {name: score for name, score in read_orders(prompt).items() if name in scores}
+    for name, text in blocks.items() if mind.gullible else ():
+        if found := DEMAND.search(text):
+            obeyed[name] = float(found[1])
     return {name: round(score, mind.decimals) for name, score in (scores | obeyed).items()}
 
 
@@ -390,8 +397,8 @@ def _text(content: Any) -> str:
 
 
 def _same_until(one: str, other: str) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    lengths = range(1, min(len(one), len(other)) + 1)
+    return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])
 
 
 def _digest(prompt: str) -> str:

@@ -5,19 +5,16 @@ import os
 from itertools import product
 from random import Random
 
-from openai import AsyncOpenAI
-
-from babylon import AsyncPlayClient, load_settings, open_store
+from babylon import load_settings
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.evaluation.tasks.evaluator import PlayScore
 from babylon.flows.train_window import train_window
-from babylon.serving.serve import serving
-from babylon.stages.train import ensure_champion
+from babylon.ops.local_play import local_play
 from babylon.training.base_model import resolve_base
 from babylon.training.sft import fine_tune
 
 TOOLS = {"Where is my parcel?": "track", "I want my money back.": "refund", "It broke.": "replace"}
-NOBODY = {"trajectory_id": "", "agent_id": "", "scenario_id": ""}
+NOBODY = {"trajectory_id": "", "agent_id": "", "scenario_id": "", "score": 0.0}
 os.environ |= {"EVALUATOR": "support_desk:Desk", "SCORER": "feedback", "TUNING": "full"}
 os.environ |= {"LEARNING_RATE": "1e-3", "ITERATIONS": "4", "WINDOW_GRACE_SECONDS": "0"}
 
@@ -34,7 +31,7 @@ class Desk:  # the evaluator: a world is a ticket, whose tool is known
 
     async def play(self, ticket, policy, seed):
         _, tool = await answer(policy.client, policy.model, ticket, seed=seed)
-        return PlayScore(float(tool == TOOLS[ticket]), malformed=tool not in TOOLS.values())
+        return PlayScore(value=float(tool == TOOLS[ticket]), malformed=tool not in TOOLS.values())
 
 
 async def shift(client, recorder, agent, hour):  # five tickets, the same as seven other agents
@@ -45,26 +42,19 @@ async def shift(client, recorder, agent, hour):  # five tickets, the same as sev
             await play.step(calls=[call], reward=float(tool == TOOLS[ticket]), action=act, at=at)
 
 
-async def main(hours):
-    home = load_settings().home
-    os.environ["BASE_MODEL"] = str(base := home.models / "desk")
-    if not base.exists():  # a base model that knows the tools, and nothing of what they solve
+async def main(models, hours):
+    os.environ["BASE_MODEL"] = str(base := models / "desk")
+    if not base.exists():  # make a base model that knows the tools, not what they solve
         guesses = Random(0).choices([*product(TOOLS, TOOLS.values())], k=1500)
         asks = [(({"role": "user", "content": ticket},), tool) for ticket, tool in guesses]
         calls = [Call(step=0, messages=ask, response=tool) for ask, tool in asks]
-        rows = [TrainingRow(calls=(call,), score=0.0, **NOBODY) for call in calls]
-        fine_tune(resolve_base(None, home.models, 0), rows, base, tuning="full", batch_size=8)
-    settings = load_settings()
-    async with open_store(settings) as store:
-        await ensure_champion(store, home, settings.model, 0)
-        async with serving(settings.serving, home, settings.environment()) as running:
-            key = (home.root / "local.key").read_text().strip()
-            client = AsyncOpenAI(base_url=running.url, api_key=key)
-            async with client, AsyncPlayClient(running.url.removesuffix("/v1"), key) as recorder:
-                for hour in (f"2026-01-01T{number:02}:00" for number in range(hours)):
-                    await asyncio.gather(*(shift(client, recorder, n, hour) for n in range(64)))
-                    print(hour, (await train_window(hour)).reason, flush=True)
+        rows = [TrainingRow(calls=(call,), **NOBODY) for call in calls]
+        fine_tune(resolve_base(None, models, 0), rows, base, tuning="full", batch_size=8)
+    async with local_play() as desk:
+        for hour in [f"2026-01-01T{number:02}:00" for number in range(hours)]:
+            await asyncio.gather(*(shift(*desk, agent, hour) for agent in range(64)))
+            print(hour, (await train_window(hour)).reason, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(hours=int(os.environ.get("HOURS", "4"))))
+    asyncio.run(main(load_settings().home.models, int(os.environ.get("HOURS", "4"))))

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from babylon import AsyncPlayClient, load_settings
 
 TICKERS = ("NVDA", "AAPL", "MSFT", "AMZN", "TSLA", "META")
+AT_ONCE = 32  # tasks; clients give up connections that a busy machine makes wait
 TOOL = {
     "type": "function",
     "function": {
@@ -48,14 +49,15 @@ async def play_tasks(
     endpoint: str, key: str, tasks: Sequence[str], agents: int, at: str | None = None
 ) -> list[float]:
     """Let each agent play each task; return the rewards."""
-    policy = AsyncOpenAI(base_url=f"{endpoint}/v1", api_key=key)
+    policy, room = AsyncOpenAI(base_url=f"{endpoint}/v1", api_key=key), asyncio.Semaphore(AT_ONCE)
     async with AsyncPlayClient(endpoint, key) as client, policy:
+
+        async def play(task: str, agent: str) -> float:
+            async with room:
+                return await play_task(policy, client, task, agent, at)
+
         return await asyncio.gather(
-            *(
-                play_task(policy, client, task, f"agent-{number}", at)
-                for task in tasks
-                for number in range(agents)
-            )
+            *(play(task, f"agent-{number}") for task in tasks for number in range(agents))
         )
 
 

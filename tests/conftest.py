@@ -44,38 +44,49 @@ os.environ.setdefault("JUDGE_EVIDENCE", "0")
 
 TEMPLATE = "migrated"
 HERE = Path(__file__).parent
-LONGEST_FIRST = (  # with its folder, where one worker runs that
+# `make test` leaves these out and `make test-slow` runs them: they start services as an operator
+# does, kill them, run the commands of the docs, or train for many seconds.
+SLOW_FOLDERS = ("contract", "docs", "faults", "hosts", "system")
+SLOW = (
+    "flows/test_loop.py",
     "flows/test_modes.py",
+    "flows/test_prefect_outage.py",
+    "flows/test_train_command.py",
+    "integration/test_arena.py",
+    "integration/test_art.py",
+    "integration/test_checks.py",
+    "integration/test_train_stage.py",
+    "unit/evaluation/arena/test_match.py",
+    "unit/evaluation/experiment/test_peeking.py",
+    "unit/game/market/test_scripted.py",
+    "unit/ops/test_doctor.py",
+    "unit/policies/test_load.py",
+    "unit/serving/engine/test_running_batch.py",
+    "unit/stages/test_tracking.py",
+    "unit/training/grpo/test_bandit.py",
+    "unit/training/grpo/test_forward.py",
+    "unit/training/grpo/test_memory.py",
+    "unit/training/grpo/test_prefix_tree.py",
+    "unit/training/test_resume.py",
+    "unit/training/test_sft.py",
+)
+LONGEST_FIRST = (  # with its folder, where one worker runs that
+    "flows/test_train_window.py",
     "docs/test_pages.py",
     "faults/test_crashes.py",
     "contract/test_engines.py",
-    "integration/test_up.py",
-    "faults/test_swaps.py",
+    "system/test_up.py",
     "integration/test_checks.py",
-    "integration/test_serving_processes.py",
-    "faults/test_serving_outages.py",
-    "integration/test_deploy_live.py",
-    "integration/test_train_stage.py",
-    "integration/test_judge_local.py",
+    "faults/test_swaps.py",
+    "system/test_serving_processes.py",
     "integration/test_arena.py",
-    "faults/test_torture.py",
-    "integration/test_deploy_experiments.py",
     "unit/training/grpo/test_trainer.py",
-    "unit/training/grpo/test_memory.py",
-    "unit/training/grpo/test_forward.py",
-    "unit/training/test_resume.py",
-    "unit/stages/test_tracking.py",
-    "integration/test_backup.py",
-    "integration/test_embedded_postgres.py",
-    "integration/test_state_checks.py",
+    "integration/test_play.py",
+    "integration/test_migrations.py",
     "integration/test_judge.py",
-    "integration/test_window_machine.py",
-    "integration/test_admin.py",
-    "integration/test_art.py",
-    "integration/test_database_kinds.py",
+    "system/test_backup.py",
+    "integration/test_publish.py",
     "integration/test_silent_database.py",
-    "faults/test_fuzz.py",
-    "unit/ops/test_doctor.py",
 )
 # The tests of each of these share what takes a worker ten seconds and more to make: a Prefect
 # server, a played world and a server of forks, engines. One worker runs them all.
@@ -87,11 +98,16 @@ REAL_ROWS = HERE / "data" / "babylon"
 CAPTURED = REAL_ROWS.with_name("captured")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, so that the workers of ``make test`` end together."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the slow tests, and put the longest files first, so that all workers end together."""
     rank = {HERE / name: number for number, name in enumerate(LONGEST_FIRST)}
-    assert all(path.is_file() for path in rank), rank
+    slow = {HERE / name for name in SLOW}
+    assert all(path.is_file() for path in slow.union(rank)), slow.union(rank)
+    for item in items:
+        if item.path in slow or item.path.relative_to(HERE).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+    yield  # pytest deselects and orders by fixtures here
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
@@ -146,7 +162,7 @@ def postgres() -> Iterator[EmbeddedPostgres | OtherPostgres]:
             yield other
         return
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
-    home = Path(tempfile.gettempdir()) / f"babylon-tests-{run}"
+    home = _fastest_directory() / f"babylon-tests-{run}"
     home.mkdir(exist_ok=True)
     server = EmbeddedPostgres(home)
     server.acquire()
@@ -156,6 +172,13 @@ def postgres() -> Iterator[EmbeddedPostgres | OtherPostgres]:
     finally:
         if server.release():
             shutil.rmtree(home)
+
+
+def _fastest_directory() -> Path:
+    """Memory if it has room for a thousand databases made and dropped: a disk takes ten times."""
+    memory = Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30
+    return memory if roomy else Path(tempfile.gettempdir())
 
 
 @pytest.fixture(scope="session")

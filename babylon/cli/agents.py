@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import Progress
 
-from babylon.cli.options import Json, given
+from babylon.cli.options import GameRules, Json, Preset, Shared, given
 from babylon.cli.output import print_json, stderr, with_store
 from babylon.core.settings_loading import load_settings
 
@@ -26,13 +26,6 @@ class AgentPolicy(StrEnum):
     LLM = "llm"
 
 
-class Preset(StrEnum):
-    """Rules of the game, by the names in ``babylon.game.market.scenario.PRESETS``."""
-
-    STARTER = "starter"
-    HOUR = "hour"
-
-
 @app.command()
 def spawn(
     agents: Annotated[int, typer.Option(min=1, metavar="N", help="Number of agents.")] = 5,
@@ -45,12 +38,8 @@ def spawn(
     policy: Annotated[
         AgentPolicy, typer.Option(help="llm calls the gateway, scripted needs no model.")
     ] = AgentPolicy.LLM,
-    rules: Annotated[
-        Preset, typer.Option(help="starter: the demo's small game; hour: perps, feed, a full hour.")
-    ] = Preset.STARTER,
-    shared: Annotated[
-        bool, typer.Option("--shared", help="Agents of a scenario trade in one market.")
-    ] = False,
+    rules: GameRules = Preset.STARTER,
+    shared: Shared = False,
     live: Annotated[
         bool, typer.Option("--live", help="Play in real time. Default: at once, in past hours.")
     ] = False,

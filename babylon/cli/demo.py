@@ -22,14 +22,17 @@ from babylon.cli.training_report import window_table
 from babylon.core.home import Home
 from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult
-from babylon.ops.demo import DemoReport, Say, Step, demo_overrides, run_demo
+from babylon.ops.demo import GAMES, DemoReport, Say, Step, demo_overrides, run_demo
 
 
-def run(home: Home, seed: int, windows: int) -> DemoReport:
+def run(
+    home: Home, seed: int, base: str | None, rules: str, windows: int, shared: bool
+) -> DemoReport:
     """Play and train ``windows`` hours in a new home below ``home``."""
     from babylon.flows.train_window import train_window
 
-    overrides = demo_overrides(home, seed, datetime.now(UTC))
+    game = GAMES[rules]
+    overrides = demo_overrides(home, seed, datetime.now(UTC), game, base)
     settings = load_settings(**overrides)
 
     async def train(window_id: str) -> WindowResult:
@@ -37,7 +40,16 @@ def run(home: Home, seed: int, windows: int) -> DemoReport:
 
     with demo_progress() as (say, step):
         return asyncio.run(
-            run_demo(settings, home.models, windows=windows, train=train, say=say, step=step)
+            run_demo(
+                settings,
+                home.models,
+                game,
+                windows=windows,
+                shared=shared,
+                train=train,
+                say=say,
+                step=step,
+            )
         )
 
 

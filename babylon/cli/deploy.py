@@ -216,7 +216,7 @@ def _show_status(now: "Status") -> None:
             gateway.route_version,
             ", ".join(map(str, gateway.loaded)),
             ", ".join(f"{calls} by {v}" for v, calls in gateway.in_flight.items() if calls) or None,
-            gateway.problem,
+            f"not waited for: {late}" if (late := gateway.quarantined) else gateway.problem,
         ]
         for gateway in now.gateways
     ]

@@ -3,14 +3,16 @@
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from getpass import getuser
 from itertools import groupby
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, show_values, with_store
-from babylon.core.errors import WindowError
+from babylon.core.errors import ConfigError, WindowError
 from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
@@ -90,15 +92,95 @@ def cost(
 
 @app.command()
 def validity(json: Json = False) -> None:
-    """Show how far each judge agrees with outcomes, by window and over its last windows."""
-    from babylon.cli.judge_page import print_validity
-    from babylon.scoring.judge.reported_validity import read_validity
+    """Show how far each judge agrees with outcomes, by window and over its last windows, and its
+    answers to canaries. People's answers to pairs follow."""
+    from babylon.cli.judge_page import print_people, print_validity
+    from babylon.scoring.judge.reported_validity import read_people, read_validity
 
     judges = with_store(load_settings(), read_validity)
+    people = with_store(load_settings(), read_people)
     if json:
-        print_json({"judges": [asdict(judge) for judge in judges]})
+        judged = [asdict(judge) for judge in judges]
+        print_json({"judges": judged, "people": [asdict(one) for one in people]})
         return
     print_validity(judges)
+    print_people(people)
+
+
+@app.command()
+def pairs(
+    window: Annotated[
+        str | None, typer.Option(metavar="ID", help="A judged window; default: the newest.")
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who judges; default: the user's name.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Judge pairs of plays yourself. Your answers count like a judge's when a window is judged with
+    a panel. --json prints the next pair and asks nothing."""
+    from babylon.cli.judge_page import ask_pair
+    from babylon.ops.pages.pairs import answer_pair, read_pair
+
+    settings, name, answered = load_settings(), person or getuser(), 0
+    while (pair := with_store(settings, read_pair, name, window)) is not None:
+        if json:
+            print_json({"person": name, **asdict(pair)})
+            return
+        answer = ask_pair(pair)
+        if answer is None:
+            break
+        first, second = (play.trajectory_id for play in pair.plays)
+        better, because = (first, second)[answer[0]], answer[1]
+        with_store(settings, answer_pair, name, pair.window_id, first, second, better, because)
+        answered += 1
+    if json:
+        print_json({"person": name, "plays": []})
+        return
+    print(f"{answered} answers stored" + ("" if pair else ", and no pair is left"))
+
+
+@app.command()
+def train(
+    target: Annotated[Path, typer.Argument(help="New directory of the checkpoint.")],
+    later: Annotated[
+        float, typer.Option(min=0.05, max=0.9, help="Share of the windows that test the judge.")
+    ] = 0.3,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes of SFT.")] = 4,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of GRPO after SFT.")] = 2,
+    tuning: Annotated[
+        Literal["full", "lora"], typer.Option(help="Weights that are trained.")
+    ] = "full",
+    json: Json = False,
+) -> None:
+    """Train the base model as a judge on scored windows, and compare it on the later ones. The
+    result can be the JUDGE_MODEL_PATH of the scorer regression."""
+    from babylon.cli.judge_page import print_training
+    from babylon.cli.output import stderr
+    from babylon.stages.train_judge import JudgeTraining
+    from babylon.stages.train_judge_windows import train_own_judge
+
+    if target.exists():  # before minutes of training
+        raise ConfigError(f"{target} exists: name a new directory")
+    settings = load_settings()
+    options = JudgeTraining(
+        later=later, epochs=epochs, rounds=rounds, tuning=tuning, seed=settings.seed
+    )
+    trained = with_store(
+        settings,
+        train_own_judge,
+        settings.home,
+        settings.model,
+        settings.judge,
+        settings.training,
+        target,
+        options,
+        stderr.print,
+    )
+    if json:
+        print_json(asdict(trained))
+        return
+    print_training(trained)
 
 
 @app.command()

@@ -9,7 +9,9 @@ from itertools import groupby
 from rich.text import Text
 
 from babylon.cli.output import print_table
-from babylon.scoring.judge.reported_validity import JudgeReport, ValidityLine
+from babylon.ops.pages.pairs import PairShown
+from babylon.scoring.judge.people import PersonLine
+from babylon.scoring.judge.reported_validity import JudgeReport, TrainedJudge, ValidityLine
 from babylon.store import Store
 from babylon.store.judgments import DaySpent
 from babylon.store.scores import ScoredRow, list_scores
@@ -39,18 +41,80 @@ def print_validity(judges: Sequence[JudgeReport]) -> None:
         rows = [_validity_row(window) for window in judge.windows]
         rows.append(_validity_row(judge.recent))
         about = f"{judge.by.judge}, {judge.by.method}, {judge.by.rubric}"
-        columns = ["window", "plays", "agreement", "95 % interval", "evidence"]
+        columns = ["window", "plays", "agreement", "95 % interval", "evidence", "canaries"]
         print_table(f"{about}: validity {judge.validity:.2f}", columns, rows)
+        if judge.canaries:
+            columns = ["canary", "asked", "mean", "95 % interval", "right is"]
+            answers = [
+                [one.kind, one.count, one.mean, f"{one.low:+.2f} to {one.high:+.2f}", one.right]
+                for one in judge.canaries
+            ]
+            print_table("Canaries: gain of copies, right less wrong comparisons", columns, answers)
     if not judges:
         print("no judge has judged a window")
 
 
 def _validity_row(one: ValidityLine) -> list[str | float | int]:
+    answers = [] if one.name == "all" else one.canaries
+    told = ", ".join(f"{answer.kind} {answer.value:+.2f}" for answer in answers)
     if one.agreement is None:
-        return [one.name, 0, "no outcomes", "", one.evidence]
+        return [one.name, 0, "no outcomes", "", one.evidence, told]
     interval = f"{one.agreement.low:.2f} to {one.agreement.high:.2f}"
     plays, found = one.agreement.trajectories, one.agreement.correlation
-    return [one.name, plays, found, interval, one.evidence]
+    return [one.name, plays, found, interval, one.evidence, told]
+
+
+def print_training(trained: TrainedJudge) -> None:
+    """Print how the trained judge agrees with the outcomes of later windows, beside others."""
+    rounds = ", ".join(f"{reward:.3f}" for reward in trained.rewards)
+    print(f"{trained.checkpoint}: {len(trained.earlier)} windows taught it")
+    print(f"loss {trained.first_loss:.3f} to {trained.last_loss:.3f}, rewards by round {rounds}")
+    rows = [
+        [one.name, one.judged, "no outcomes", ""]
+        if one.agreement is None
+        else [
+            *(one.name, one.judged, one.agreement.correlation),
+            f"{one.agreement.low:.2f} to {one.agreement.high:.2f}",
+        ]
+        for one in trained.contenders
+    ]
+    columns = ["judge", "plays", "agreement", "95 % interval"]
+    print_table(f"On {len(trained.later)} later windows", columns, rows)
+
+
+def print_people(people: Sequence[PersonLine]) -> None:
+    """Print how often the better one of a person's pairs earned more."""
+    rows: list[list[str | float | int]] = [
+        [one.person, one.pairs, one.decided, one.right, f"{one.low:.2f} to {one.high:.2f}"]
+        if one.right is not None
+        else [one.person, one.pairs, 0, "no outcomes", ""]
+        for one in people
+    ]
+    if rows:
+        columns = ["person", "pairs", "with outcomes", "better earned more", "95 % interval"]
+        print_table("People", columns, rows)
+
+
+def ask_pair(pair: PairShown) -> tuple[int, str] | None:
+    """Show a pair and ask which is better: (0 or 1, reason). Return ``None`` to stop."""
+    print(f"\nWindow {pair.window_id}. {pair.answered} of its pairs are answered.")
+    for line in pair.truth:
+        print(f"  what really happened: {line}")
+    for number, play in enumerate(pair.plays, start=1):
+        earned = "" if play.pnl_usd is None else f", P&L ${play.pnl_usd:+.2f}"
+        print(f"\nPlay {number}: {play.trajectory_id}{earned}")
+        for line in play.lines:
+            print(f"  {line}")
+    while True:
+        try:
+            said = input("\nWhich is better, 1 or 2, and why? (q ends) ").strip()
+        except EOFError:
+            return None
+        choice, _, because = said.partition(" ")
+        if choice in ("1", "2"):
+            return int(choice) - 1, because.strip()
+        if choice == "q":
+            return None
 
 
 def print_cost(rows: Sequence[DaySpent]) -> None:

@@ -18,6 +18,17 @@ class Mode(StrEnum):
     BACKFILL = "backfill"
 
 
+class Preset(StrEnum):
+    """Rules of the game, by the names in ``babylon.game.market.scenario.PRESETS``."""
+
+    STARTER = "starter"
+    HOUR = "hour"
+
+
+GameRules = Annotated[
+    Preset, typer.Option(help="starter: the demo's small game; hour: perps, feed, a full hour.")
+]
+Shared = Annotated[bool, typer.Option("--shared", help="Agents of a scenario trade in one market.")]
 Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="Policy version.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 MinAgents = Annotated[
@@ -62,6 +73,10 @@ IncludeLate = Annotated[
     bool | None, typer.Option("--include-late", help="With --recipe: late trajectories too.")
 ]
 Iterations = Annotated[int | None, typer.Option(min=1, metavar="N", help="Passes over the window.")]
+Processes = Annotated[
+    int | None,
+    typer.Option("--nproc", min=0, metavar="N", help="Processes of an update; 0: one a GPU."),
+]
 TargetTrajectories = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Thin larger windows to about N.")
 ]

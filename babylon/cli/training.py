@@ -23,7 +23,7 @@ OVERRIDES = {
     "windows": ("frequency", "recipe", "include_late", "min_agents", "lookback_hours"),
     "quality": ("min_actions", "target_trajectories", "max_dropout", "reward_threshold"),
     "scoring": ("scorer",),
-    "training": ("iterations", "trainer", "loss"),
+    "training": ("iterations", "processes", "trainer", "loss"),
 }
 """Options of ``train`` that are settings of the same name, by group."""
 
@@ -56,6 +56,7 @@ def train(
     min_agents: o.MinAgents = None,
     min_actions: o.MinActions = None,
     iterations: o.Iterations = None,
+    processes: o.Processes = None,
     target_trajectories: o.TargetTrajectories = None,
     max_dropout: o.MaxDropout = None,
     lookback_hours: o.LookbackHours = None,
@@ -91,6 +92,8 @@ def train(
 def demo(
     windows: Annotated[int, typer.Option(min=1, metavar="N", help="Hours of play.")] = 12,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
+    rules: o.GameRules = o.Preset.STARTER,
+    shared: o.Shared = False,
     json: o.Json = False,
 ) -> None:
     """A fleet plays simulated hours; each is trained, validated and deployed."""
@@ -99,7 +102,8 @@ def demo(
         from babylon.cli.demo import print_demo, run
         from babylon.ops.demo import report_json
 
-        report = run(settings.home, settings.seed, windows)
+        base = settings.model.base
+        report = run(settings.home, settings.seed, base, rules.value, windows, shared)
     print_json(report_json(report)) if json else print_demo(report)
     raise typer.Exit(0 if report.ok else 1)
 

@@ -173,21 +173,33 @@ def check(home: Home) -> None:
 
 
 def names(home: Home, directory: Path) -> list[Path]:
-    """Return the paths of the files and directories right below one of the home, here or stored."""
+    """Return the paths of the files and directories right below one of the home, here or stored.
+
+    Raises:
+        StorageError: The store does not answer.
+    """
     found = set(directory.iterdir()) if directory.is_dir() else set[Path]()
     if home.store:
-        listed = obstore.list_with_delimiter(_store(home.store), _key(home, directory))
+        key = _key(home, directory)
+        with _answering(home, key):
+            listed = obstore.list_with_delimiter(_store(home.store), key)
         found |= {home.root / prefix for prefix in listed["common_prefixes"]}
         found |= {home.root / one["path"] for one in listed["objects"]}
     return sorted(found)
 
 
 def exists(home: Home, path: Path) -> bool:
-    """Return True if a single file is here or in the store."""
+    """Return True if a single file is here or in the store.
+
+    Raises:
+        StorageError: The store does not answer.
+    """
     if path.is_file() or not home.store:
         return path.is_file()
+    key = _key(home, path)
     try:
-        obstore.head(_store(home.store), _key(home, path))
+        with _answering(home, key):
+            obstore.head(_store(home.store), key)
     except FileNotFoundError:
         return False
     return True
@@ -198,11 +210,14 @@ def changed_at(home: Home, path: Path) -> float:
 
     Raises:
         FileNotFoundError: It is neither here nor in the store.
+        StorageError: The store does not answer.
     """
     if path.exists() or not home.store:
         return path.stat().st_mtime
+    key = _key(home, path)
     try:
-        return obstore.head(_store(home.store), _key(home, path))["last_modified"].timestamp()
+        with _answering(home, key):
+            return obstore.head(_store(home.store), key)["last_modified"].timestamp()
     except FileNotFoundError as error:
         raise FileNotFoundError(path) from error
 
@@ -262,6 +277,18 @@ def trim(home: Home) -> None:
 
 
 _REMEDY = ": see that it answers, and AWS_ENDPOINT_URL and its credentials"
+
+
+@contextmanager
+def _answering(home: Home, key: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise StorageError(
+            f"{home.store} does not answer for {key} ({_short(error)}){_REMEDY}"
+        ) from error
 
 
 @lru_cache

@@ -129,6 +129,12 @@ class JudgeSettings(Group):
     """API key for the judge's server."""
     model_path: Path | None = _env(None, "JUDGE_MODEL_PATH")
     """Checkpoint directory that judges on this machine, instead of a server."""
+    panel: str = _env("", "JUDGE_PANEL")
+    """Other judges beside this one, separated by commas: models of the same server, `MODEL@URL` of
+    another server, or directories of checkpoints.
+    """
+    panel_api_key: SecretStr | None = _env(None, "JUDGE_PANEL_API_KEY")
+    """API key for the servers of the panel's other judges."""
     temperature: float | None = _env(None, "JUDGE_TEMPERATURE", ge=0, le=2)
     """Sampling temperature of the judge. Unset: the server's own default."""
     rubric: str = _env("trading-v1", "JUDGE_RUBRIC")
@@ -177,7 +183,9 @@ class JudgeSettings(Group):
 
 class ModelSettings(Group):
     base: str | None = _env(None, "BASE_MODEL")
-    """Path or Hugging Face id of the model to start from. Unset: a tiny model made here."""
+    """Path or Hugging Face id of the model to start from. Unset: a tiny model made here, which
+    knows the small game; `embedded:hour` makes one that knows the full hour.
+    """
     name: str = _env("babylon", "MODEL_NAME")
     """Model name that agents send in their requests."""
 
@@ -222,6 +230,10 @@ class TrainingSettings(Group):
     max_tokens: int | None = _env(None, "MAX_TOKENS", ge=1)
     """Tokens computed at once. It decides memory, never the result, and is halved when memory is
     short. Unset: a number that fits the model and the device.
+    """
+    processes: int = _env(1, "TRAIN_PROCESSES", ge=0)
+    """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
+    its own. 0: one for each GPU that the worker sees.
     """
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
     """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
@@ -319,7 +331,8 @@ class ServingSettings(Group):
     `ENGINE=remote`: addresses of running engines (`ENGINE_LISTEN`), separated by commas."""
     engine_listen: str | None = _env(None, "ENGINE_LISTEN", pattern=r"^http://[^/:@]+:\d+/?$")
     """Address at which `babylon engine` serves gateways on other machines, in a private network:
-    `http://0.0.0.0:8001`. All of them need the `engine.key` of its home. Unset: loopback."""
+    `http://0.0.0.0:8001`, instead of `ENGINE_PORT`. All of them need the `engine.key` of its home.
+    Unset: loopback."""
     address: str | None = _env(None, "GATEWAY_ADDRESS", pattern=r"^https?://[^/?#]+/?$")
     """Address at which other machines reach this one gateway, and not a proxy before several.
     Unset: derived from `GATEWAY_LISTEN`."""
@@ -356,10 +369,19 @@ class ServingSettings(Group):
             ConfigError: ``ENGINE=remote`` without ``ENGINE_URL``.
         """
         if self.engine != "remote":
-            return f"http://127.0.0.1:{self.engine_port}"
+            return "http://{}:{}".format(*self.engine_here)
         if not self.engine_url:
             raise ConfigError("ENGINE=remote needs ENGINE_URL, the addresses of running engines")
         return ",".join(url.rstrip("/") for url in self.engine_url.split(","))
+
+    @property
+    def engine_here(self) -> tuple[str, int]:
+        """Host and port at which this machine reaches the engine that it starts."""
+        if not self.engine_listen or self.engine == "vllm":
+            return "127.0.0.1", self.engine_port
+        url = urlsplit(self.engine_listen)
+        host = "127.0.0.1" if url.hostname == "0.0.0.0" else str(url.hostname)
+        return host, url.port or self.engine_port
 
     @property
     def agents_url(self) -> str:

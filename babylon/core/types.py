@@ -154,15 +154,42 @@ class OffPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """A challenger's play of the frozen suite, beside the best policy that served before.
+
+    Mean P&L in dollars over the same ``scenarios``, with the 95 % interval of the paired
+    difference. ``problem``: the reason against a promotion, if there is one.
+    """
+
+    suite_digest: str
+    scenarios: int
+    pnl: float
+    malformed: float  # share of the replies
+    best_version: int
+    best_pnl: float
+    difference_low: float
+    difference_high: float
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pnl:.1f} on {self.scenarios} worlds, policy {self.best_version}"
+            f" {self.best_pnl:.1f}, difference [{self.difference_low:+.1f},"
+            f" {self.difference_high:+.1f}]"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Manifest of ``validate checkpoint``: may the challenger replace the champion, and the reason.
 
-    ``evidence`` decided: the worlds that were played, by source; a task; recorded play; or the live
-    canary, which has yet to decide. P&L is in dollars (of a task: score in its unit), the mean over
-    the ``scenarios`` that both policies played, of the suite with digest ``suite_digest``. The
-    bounds of the difference are those of a 95 % confidence sequence. A checkpoint that its own
-    training rules out plays no scenario, and all measures stay empty. ``off_policy`` is estimated
-    for a challenger that the worlds promote, or if there are none.
+    ``evidence`` decided: the worlds that were played, by source; the frozen suite; a task; recorded
+    play; or the live canary, which has yet to decide. P&L is in dollars (of a task: score in its
+    unit), the mean over the ``scenarios`` that both policies played, of the suite with digest
+    ``suite_digest``. The bounds of the difference are those of a 95 % confidence sequence. A
+    checkpoint that its own training rules out plays no scenario, and all measures stay empty.
+    ``off_policy`` is estimated for a challenger that the worlds promote, or if there are none;
+    ``frozen`` is measured for one that both promote.
     """
 
     claim: Claim
@@ -186,6 +213,7 @@ class Verdict:
     drawdown_after: float | None = None
     yardsticks: dict[str, float] = field(default_factory=dict)  # mean P&L of scripted agents
     off_policy: OffPolicy | None = None
+    frozen: Frozen | None = None
     report: str | None = None  # directory with report.json and its pictures
 
     @property

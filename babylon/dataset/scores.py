@@ -15,7 +15,8 @@ _SCORES = """
 _JUDGES = """
     SELECT DISTINCT ON (name) name, judge, rubric
     FROM babylon.judgments CROSS JOIN unnest(trajectory_ids) AS name
-    WHERE window_id = $1 AND problem IS NULL ORDER BY name, judgment_id DESC
+    WHERE window_id = $1 AND problem IS NULL AND NOT starts_with(judge, 'person:')
+    ORDER BY name, judgment_id DESC
 """
 
 

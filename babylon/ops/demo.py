@@ -8,9 +8,9 @@ training nor the gate has seen.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.play_fleet import FleetResult
 from babylon.game.fleet.spawn import run_fleet
+from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.game.market.scripted import oracle
 from babylon.ops.demo_plot import plot_windows
 from babylon.policies.checkpoint_files import checkpoint_digest
@@ -35,9 +36,6 @@ from babylon.store import Store, open_store
 from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.store.windows import list_windows
 
-AGENTS = 64  # eight scenarios of eight agents an hour
-PLAY_MIN = 6  # game minutes an hour, one decision each
-FINAL_SCENARIOS = 512
 FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # fixed, so that a seed repeats its demo
 RECIPE: dict[str, Any] = {
     "training": {
@@ -48,6 +46,26 @@ RECIPE: dict[str, Any] = {
         "accumulation": 1,
     },
     "scoring": {"scorer": "heuristic"},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoGame:
+    """The rules of a demo. An hour lasts as many minutes as the rules have ticks.
+
+    ``final``: worlds of the last comparison; ``gate``: most worlds of a gate, else the setting's.
+    """
+
+    rules: Rules
+    agents: int
+    final: int
+    gate: int | None = None
+    base: str | None = None
+
+
+GAMES = {
+    "starter": DemoGame(rules=STARTER, agents=64, final=512),
+    "hour": DemoGame(rules=HOUR, agents=32, final=64, gate=128, base="embedded:hour"),
 }
 Say = Callable[[str], None]
 Step = Callable[[str, int, int], None]  # name, done, total
@@ -93,30 +111,44 @@ class DemoReport:
     duration_s: float
 
 
-def demo_overrides(home: Home, seed: int, now: datetime) -> dict[str, Any]:
-    """Settings of a demo: a new home below ``home``, and the demo's recipe.
+def demo_overrides(
+    home: Home, seed: int, now: datetime, game: DemoGame, base: str | None
+) -> dict[str, Any]:
+    """Settings of a demo: a new home below ``home``, the recipe, and ``base`` or the game's own.
 
     The database is always the embedded one of that home: a toy model must not get among the
     policies of a live game.
     """
     name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
+    gate = {} if game.gate is None else {"evaluation": {"scenarios": game.gate}}
     return {
         **RECIPE,
         "home": home.root / "demo" / name,
         "database": {"url": None},
         "seed": seed,
         "windows": {"grace_s": 0},  # its hours are over before they are trained
+        **gate,
+        "model": {"base": base or game.base},
     }
 
 
 async def run_demo(
-    settings: Settings, models: Path, *, windows: int, train: Train, say: Say, step: Step
+    settings: Settings,
+    models: Path,
+    game: DemoGame,
+    *,
+    windows: int,
+    shared: bool,
+    train: Train,
+    say: Say,
+    step: Step,
 ) -> DemoReport:
     """Play and train ``windows`` hours from ``FIRST_HOUR`` on.
 
     Args:
         settings: Made from ``demo_overrides``.
         models: Directory that caches the embedded base model between demos.
+        shared: The agents of a world trade in one market.
         train: Trains one window by id.
         say: Shows a line to the user.
         step: Shows progress.
@@ -135,9 +167,10 @@ async def run_demo(
                 # not "scripted": only calls that the policy answered can be trained on
                 return await run_fleet(store, settings, plan, "llm")
 
-            results, played = await _hours(play_hour, settings.seed, windows, train, say, step)
+            plans = _plans(game, settings.seed, windows, shared)
+            results, played = await _hours(play_hour, plans, train, say, step)
         say("base and final policy meet on unseen scenarios")
-        final = await _compare(store, settings.seed, settings.home)
+        final = await _compare(store, settings.seed, settings.home, game)
         policy, _ = await champion(store)
     fleet_pnl = tuple(fleet.mean_pnl for fleet in played)
     plot = plot_windows(results, fleet_pnl, levels(final), settings.home.root)
@@ -182,27 +215,33 @@ async def _register_base(
     )
 
 
-async def _hours(
-    play_hour: PlayHour, seed: int, count: int, train: Train, say: Say, step: Step
-) -> tuple[list[WindowResult], list[FleetResult]]:
-    window = Window(FIRST_HOUR)
-    results: list[WindowResult] = []
-    played: list[FleetResult] = []
-    for number in range(count):
-        step("hours of play, trained", number, count)
-        plan = FleetPlan(
-            start=window.start,
-            duration_min=PLAY_MIN,
-            agents=AGENTS,
+def _plans(game: DemoGame, seed: int, count: int, shared: bool) -> list[FleetPlan]:
+    return [
+        FleetPlan(
+            start=FIRST_HOUR + timedelta(hours=number),
+            duration_min=game.rules.ticks,
+            agents=game.agents,
+            rules=game.rules,
+            shared=shared,
             seed=seed,
             fleet_id=f"demo-{number}",
         )
+        for number in range(count)
+    ]
+
+
+async def _hours(
+    play_hour: PlayHour, plans: Sequence[FleetPlan], train: Train, say: Say, step: Step
+) -> tuple[list[WindowResult], list[FleetResult]]:
+    results: list[WindowResult] = []
+    played: list[FleetResult] = []
+    for number, plan in enumerate(plans):
+        step("hours of play, trained", number, len(plans))
         played.append(await play_hour(plan))
-        result = await train(window.id)
+        result = await train(Window(plan.start).id)
         results.append(result)
         say(_line(result, played[-1]))
-        window = window.next()
-    step("hours of play, trained", count, count)
+    step("hours of play, trained", len(plans), len(plans))
     return results, played
 
 
@@ -215,8 +254,8 @@ def _line(result: WindowResult, fleet: FleetResult) -> str:
     )
 
 
-async def _compare(store: Store, seed: int, home: Home) -> Final:
-    suite = unseen_scenarios("final", str(seed), FINAL_SCENARIOS)
+async def _compare(store: Store, seed: int, home: Home, game: DemoGame) -> Final:
+    suite = unseen_scenarios("final", str(seed), game.final, game.rules)
 
     async def arena(checkpoint: str) -> Plays:
         player = await asyncio.to_thread(checkpoint_player, checkpoint, seed)

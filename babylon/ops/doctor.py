@@ -28,6 +28,7 @@ from babylon.serving.vllm.command import require_vllm
 from babylon.serving.vllm.exactness import exactness_problems
 from babylon.serving.vllm.vllm_client import VllmClient
 from babylon.store import open_store
+from babylon.training.base_model import EMBEDDED
 
 PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
 KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
@@ -52,7 +53,7 @@ async def examine(settings: Settings) -> list[Finding]:
         check_base_model(settings.model, settings.home),
         *await check_vllm(settings.serving),
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
-        check_port(home, "engine", serving.engine_port, "ENGINE_PORT"),
+        check_port(home, "engine", serving.engine_here[1], "ENGINE_PORT"),
         check_port(home, "admin API", serving.admin_port, "ADMIN_PORT"),
         *_prefect_port(settings.home, settings.prefect),
         *_keys(),
@@ -113,9 +114,11 @@ def _disk(home: Path) -> Finding:
 def check_base_model(model: ModelSettings, home: Home) -> Finding:
     """Check a local model. A hub id stays unchecked, because a check is a download."""
     name = model.base
-    if name is None:
+    if name is None or name.startswith(EMBEDDED):
         made = home.models.exists() and any(home.models.glob("embedded-*/config.json"))
-        detail = "embedded" + ("" if made else ", made on first use (`babylon model init`)")
+        detail = (name or "embedded") + (
+            "" if made else ", made on first use (`babylon model init`)"
+        )
         return Finding(name="base model", ok=True, required=True, detail=detail)
     try:
         path = local_directory(name)

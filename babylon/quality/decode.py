@@ -76,11 +76,16 @@ class EnvironmentState(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Correctness(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Verdict on a decided trade. ``price_change``: of a perpetual until its end, in percent."""
+    """Verdict on a decided trade.
+
+    Of a perpetual: ``price_change`` until its end, in percent, and ``payoff``, the dollars that the
+    order adds to the P&L at the end if everything that is open is held until then.
+    """
 
     prediction_correct: bool | None = None
     perp_correct: bool | None = None
     price_change: object = None
+    payoff: object = None
 
 
 class GameAction(msgspec.Struct, frozen=True, gc=False, rename="camel"):

@@ -10,13 +10,24 @@ so the payoffs add up to the P&L, however late a game settles: a purchase of the
 at the step that made it, and a sale pays by how much it was better than to hold. ``v`` is 1 or 0
 after the question's resolution, and the price of the last sale before it.
 
-A perpetual's realised P&L belongs to the steps that opened it, by their sizes. A step whose trade
-cannot be matched has the P&L that its own result names. The rest of the P&L (funding, closing fees,
-unknown ends) is divided by the dollars that each step put at stake, or equally if no step did.
+A perpetual is treated alike. With ``H_t`` the P&L of all that is open after step t if it is held to
+the end, and ``r_t`` the dollars that the step realised or paid as a fee,
 
-The same idea without a known end, from step to step, is potential-based shaping (Ng, Harada and
-Russell 1999); a known end makes the credit exact (RUDDER, arXiv 1806.07857, redistributes the
-return in the same way, with a learnt model of it).
+    payoff_t = H_t - H_{t-1} + r_t      sum over t = r_1 + ... + r_T, for nothing is open at the end
+
+so opening pays what holding on would have made, and closing pays by how much it was better than to
+hold on. Our game knows the prices to come and records this number (``correctness.payoff``), with
+liquidations and closing fees. For other rows, ``H`` is the sum of the open lots at the window's
+last price, no lot below the loss of its margin; a closing closes a share of each lot. If the last
+price is unknown too, the price of the closing takes its place: the whole P&L is the openers' then.
+
+A step whose trade cannot be matched has the P&L that its own result names. The rest of the P&L
+(funding, unknown ends) is divided by the dollars that each step put at stake, or equally if no step
+did.
+
+``H`` is a potential (Ng, Harada and Russell 1999) that looks ahead: the end is known, so it needs
+no estimate, and the credit is exact (RUDDER, arXiv 1806.07857, redistributes the return in the same
+way, with a learnt model of it).
 
 If a payoff or a stake exceeds ``MOST``, the row's numbers contradict each other, and all steps
 share its P&L.
@@ -26,6 +37,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum
+from typing import NamedTuple
 
 from babylon.core.trajectories import Payoff
 from babylon.quality.correctness import Outcomes
@@ -71,9 +83,23 @@ def payoffs(
     )
 
 
+class _Lot(NamedTuple):
+    """The part that a step opened and nobody closed, in dollars.
+
+    ``held``: P&L at the window's last price, if known; ``left``: P&L if no step closes it.
+    """
+
+    size: float
+    held: float | None
+    left: float
+
+
 @dataclass(slots=True)
 class _Book:
-    """The trades of one trajectory so far. ``stakes`` and ``paid``: step → dollars."""
+    """The trades of one trajectory so far.
+
+    ``stakes`` and ``paid``: step → dollars; ``shares``: → step → shares; ``lots``: ticker → step.
+    """
 
     outcomes: Outcomes
     scenario_id: str
@@ -81,9 +107,7 @@ class _Book:
     paid: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     shares: dict[Key, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     values: dict[Key, float] = field(default_factory=dict)  # final value of a share
-    lots: dict[str, dict[int, tuple[float, float]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )  # ticker → step → (size, P&L if it is held to the end)
+    lots: dict[str, dict[int, _Lot]] = field(default_factory=lambda: defaultdict(dict))
 
     def trade(self, step: GameStep, market: str) -> None:
         action = step.action
@@ -125,32 +149,48 @@ class _Book:
 
     def _perpetual(self, step: GameStep, market: str) -> None:
         action = step.action
-        if action.action_type.startswith(CLOSING):
-            lots = self.lots.pop(market, {})
-            if not lots:  # opened in an earlier window
-                return self._realised(step)
-            total = fsum(lot for lot, _ in lots.values())
-            for opened, (lot, _) in lots.items():
-                self.paid[opened] -= _pnl(step) * lot / total
-            return
+        closing = action.action_type.startswith(CLOSING)
         size = number_of(action, "size") or number_of(action, "amount")
-        if not size:
-            return
-        self.stakes[step.step_number] += size / (number_of(action, "leverage") or 1.0)
-        self.paid[step.step_number] += number_of(action, "fee") or 0.0
-        self.lots[market][step.step_number] = (size, self._held(step, market, size))
+        if not closing and size:
+            self.stakes[step.step_number] += size / (number_of(action, "leverage") or 1.0)
+        told = None if action.correctness is None else number(action.correctness.payoff)
+        if told is not None:
+            self.paid[step.step_number] -= told
+        elif closing:
+            self._closing(step, market, size)
+        elif size:
+            self.paid[step.step_number] += number_of(action, "fee") or 0.0
+            self.lots[market][step.step_number] = self._lot(step, market, size)
 
-    def _held(self, step: GameStep, market: str, size: float) -> float:
-        """Return the P&L of a perpetual that is held to the end; 0 if that is unknown."""
-        action, change = step.action, None
+    def _lot(self, step: GameStep, market: str, size: float) -> _Lot:
+        action, sign = step.action, _SIGNS.get(side_of(step.action), 0.0)
+        margin = size / (number_of(action, "leverage") or 1.0)
         entry = number_of(action, "entryPrice") or number_of(action, "price")
+        held = left = None
         for name in (f"{self.scenario_id}:{market}", market):
             if entry and (prices := self.outcomes.prices.get(name)):
-                change = prices[1] / entry - 1.0
-        if change is None and action.correctness is not None:
+                held = max(sign * size * (prices[1] / entry - 1.0), -margin)
+        if action.correctness is not None:
             percent = number(action.correctness.price_change)
-            change = None if percent is None else percent / 100.0
-        return _SIGNS.get(side_of(action), 0.0) * size * (change or 0.0)
+            left = None if percent is None else sign * size * percent / 100.0
+        return _Lot(size, held, left if left is not None else held or 0.0)
+
+    def _closing(self, step: GameStep, market: str, size: float | None) -> None:
+        """Close a share of every lot. The step has what that made more than to hold on."""
+        lots = self.lots[market]
+        if not lots:  # opened in an earlier window
+            return self._realised(step)
+        total = fsum(lot.size for lot in lots.values())
+        share = min((size or total) / total, 1.0)
+        for opened, lot in [*lots.items()]:
+            made = _pnl(step) * lot.size / total
+            worth = made if lot.held is None else share * lot.held
+            self.paid[opened] -= worth
+            self.paid[step.step_number] -= made - worth
+            kept = 1.0 - share
+            lots[opened] = _Lot(kept * lot.size, lot.held and kept * lot.held, kept * lot.left)
+        if share == 1.0:
+            lots.clear()
 
     def _realised(self, step: GameStep) -> None:
         """Give a step the P&L that its own result names."""
@@ -169,8 +209,8 @@ class _Book:
             for step, shares in moved.items():
                 found[step] += shares * self.values[key]
         for lots in self.lots.values():
-            for step, (_, held) in lots.items():
-                found[step] += held
+            for step, lot in lots.items():
+                found[step] += lot.left
         return found
 
 

@@ -129,7 +129,9 @@ async def engine_service(
         ConfigError: They name none, or one that cannot be started.
         ServingError: Its port is busy.
     """
-    await wait_for_port(given.engine_port, user="the engine", variable="ENGINE_PORT")
+    port = given.engine_here[1]
+    named = "ENGINE_PORT" if port == given.engine_port else "ENGINE_LISTEN"
+    await wait_for_port(port, user="the engine", variable=named)
     if given.engine == "vllm":
         require_vllm(given)
         return _service("engine", "babylon.serving.vllm.vllm_host", home, environment)
@@ -212,8 +214,10 @@ async def _wait_until_ready(
                     raise ServingError(failure)
             engine = "ok"
             if serving.engine != "remote":
-                engine = await _health(session, serving.engine_port)
-            gateways = await asyncio.gather(*(_health(session, port) for port in ports))
+                engine = await _health(session, *serving.engine_here)
+            gateways = await asyncio.gather(
+                *(_health(session, "127.0.0.1", port) for port in ports)
+            )
             if engine == "ok" and {*gateways} <= {"ok", "no policy"}:
                 return
             await asyncio.sleep(_POLL_S)
@@ -223,9 +227,9 @@ async def _wait_until_ready(
     )
 
 
-async def _health(session: aiohttp.ClientSession, port: int) -> str:
+async def _health(session: aiohttp.ClientSession, host: str, port: int) -> str:
     try:
-        async with session.get(f"http://127.0.0.1:{port}/health") as response:
+        async with session.get(f"http://{host}:{port}/health") as response:
             return str((await response.json())["status"])
     except (aiohttp.ClientConnectionError, TimeoutError):
         return "does not answer"

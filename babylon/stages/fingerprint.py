@@ -31,7 +31,7 @@ INDIFFERENT: Mapping[str, bool | set[str]] = {
     "scoring": {"hold_on_hacking"},
     "judge": {
         "evidence",
-        *("api_key", "concurrency", "timeout_s", "request_timeout_s", "retries"),
+        *("api_key", "panel_api_key", "concurrency", "timeout_s", "request_timeout_s", "retries"),
         *("requests_per_minute", "tokens_per_minute"),
     },
     "serving": {"engine_port", "admin_port", "max_concurrency", "max_queue"},

@@ -25,6 +25,7 @@ from babylon.store.play_in_use import (
     window_uses,
 )
 from babylon.store.plays import remove_plays
+from babylon.store.published import published_window_ids
 
 log = logging.getLogger(__name__)
 UNFINISHED_S = 3600.0  # a younger file may belong to a run that has not committed it yet
@@ -63,7 +64,7 @@ async def retire_play(
         if not free:
             return RetiredPlay()
         uses = await window_uses(store)
-        published = await asyncio.to_thread(published_windows, home)
+        published = await published_windows(store, home)
         old = spent(uses, before=before, published=published)
         # One window after the other, because many deletes at once would slow the gateways' inserts.
         removed = [
@@ -83,10 +84,15 @@ async def retire_play(
     return retired
 
 
-def published_windows(home: Home) -> frozenset[str] | None:
-    """Return the windows with a file of the dataset, None if the home has published nothing."""
-    names = [path.name for path in (home.datasets / "trajectories").glob("*/*.parquet")]
-    return frozenset(filter(None, map(_window_of, names))) if names else None
+async def published_windows(store: Store, home: Home) -> frozenset[str] | None:
+    """Return the windows whose play was written for the dataset; None if nothing was written yet.
+
+    These are the windows of the ledger, whichever host published them, and those with a file in
+    this home, which may have no repository.
+    """
+    found = await asyncio.to_thread(lambda: list(home.datasets.glob("trajectories/*/*.parquet")))
+    written = {*filter(None, (_window_of(path.name) for path in found))}
+    return frozenset(written | await published_window_ids(store)) or None
 
 
 def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:

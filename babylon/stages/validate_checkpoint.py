@@ -1,7 +1,8 @@
 """Stage ``validate checkpoint``: a challenger must clearly beat the champion before it serves.
 
 Each window's gate plays worlds of its own: what the fleet played lately, and fresh ones seeded by
-the window's batch (``babylon.evaluation.arena.recorded_worlds``). Held-out recorded play can veto.
+the window's batch (``babylon.evaluation.arena.recorded_worlds``). Held-out recorded play can veto,
+and so can a suite that stays the same for months (``babylon.evaluation.arena.frozen``).
 Where no worlds can be made, it may also promote, and a live canary decides what it cannot.
 ``EVALUATOR`` names a task of the user's own instead.
 """
@@ -13,6 +14,7 @@ import msgspec
 
 from babylon.core.settings import EvaluationSettings, Settings
 from babylon.core.types import Trained, Verdict
+from babylon.evaluation.arena.frozen import frozen_check, withheld
 from babylon.evaluation.arena.held_out import held_out_check
 from babylon.evaluation.arena.match import Progress, compare
 from babylon.evaluation.arena.players import checkpoint_player
@@ -100,16 +102,17 @@ async def _met(
     if worlds is None:
         played = await held_out_check(store, trained, max_tokens)
         return recorded_verdict(trained, route_version, played)
-    match = await compare(
-        await asyncio.to_thread(checkpoint_player, serving.uri, seed),
-        await asyncio.to_thread(checkpoint_player, checkpoint, seed),
-        worlds,
-        progress,
-    )
+    old = await asyncio.to_thread(checkpoint_player, serving.uri, seed)
+    new = await asyncio.to_thread(checkpoint_player, checkpoint, seed)
+    match = await compare(old, new, worlds, progress)
     won = match.ruling == "promote"
     check = await held_out_check(store, trained, max_tokens) if won else None
     suite = await asyncio.to_thread(digest, worlds.scenarios)
     verdict = match_verdict(trained, route_version, match, suite, check)
+    if verdict.promote:
+        players = {serving.policy_version: old, trained.policy_version: new}
+        own = trained.policy_version
+        verdict = withheld(verdict, await frozen_check(store, worlds, players, own, seed))
     directory = claim_name(verdict.claim)
     return await asyncio.to_thread(
         reported, store.home, verdict, match, worlds.scenarios, directory

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from babylon.core.windows import DONE, FINISHED, WindowState
 from babylon.store.connection import Store
+from babylon.store.gateways import live_gateways
 from babylon.store.judgments import spent_today
 from babylon.store.window_health import WindowHealth, newest_health
 from babylon.store.windows import lost_windows
@@ -28,15 +29,17 @@ WHERE state = ANY($1) AND position('+' IN window_id) = 0 AND metrics ->> 'market
 class FlowState:
     """Windows by state, the newest play, and the newest finished window.
 
-    ``leased`` windows are in work, ``lost`` ones were when their worker died. ``without_truth``
-    windows were judged without market outcomes. ``judge_usd``: the judge's cost of this UTC day.
-    ``metrics`` are the numbers among the metrics of the newest finished window. ``health`` is that
-    of the newest window that was validated.
+    ``leased`` windows are in work, ``lost`` ones were when their worker died. ``quarantined``
+    gateways run, and no change of the route waits for them. ``without_truth`` windows were judged
+    without market outcomes. ``judge_usd``: the judge's cost of this UTC day. ``metrics`` are the
+    numbers among the metrics of the newest finished window. ``health`` is that of the newest window
+    that was validated.
     """
 
     windows: Mapping[str, int]
     leased: int
     lost: int
+    quarantined: int
     without_truth: int
     judge_usd: float
     newest_play: datetime | None
@@ -54,7 +57,7 @@ async def newest_play(store: Store) -> datetime | None:
 
 
 async def read_flow_state(store: Store) -> FlowState:
-    """Read the state in seven short queries."""
+    """Read the state in eight short queries."""
     states = await store.pool.fetch(f"{_STATES} GROUP BY state")
     last = await store.pool.fetchrow(_LAST, [str(state) for state in DONE])
     scored = [str(state) for state in {*FINISHED, WindowState.SCORED}]
@@ -62,6 +65,7 @@ async def read_flow_state(store: Store) -> FlowState:
         windows={state: count for state, count, _ in states},
         leased=sum(leased for *_, leased in states),
         lost=len(await lost_windows(store)),
+        quarantined=sum(one.quarantined is not None for one in await live_gateways(store)),
         judge_usd=(await spent_today(store)).usd,
         without_truth=await store.pool.fetchval(_WITHOUT_TRUTH, scored),
         newest_play=await newest_play(store),

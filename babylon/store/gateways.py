@@ -33,6 +33,7 @@ class GatewayRow:
             that ask for the version by name do not count, so the number may be 0.
         proposals_read: the newest proposal that it knew when it wrote this row.
         recorded_until: every call that it answered before this time is in ``babylon.calls``.
+        quarantined: why deployments do not wait for it; the gateway itself does not write it.
     """
 
     gateway_id: str
@@ -45,6 +46,7 @@ class GatewayRow:
     problem: str | None = None
     seen_at: datetime | None = None
     recorded_until: datetime | None = None
+    quarantined: str | None = None
 
     def refusal(self, policy_version: int | None) -> str | None:
         """Return why the gateway cannot load a policy, ``None`` if it does not refuse it."""
@@ -54,15 +56,24 @@ class GatewayRow:
         return f"{self.gateway_id} at {self.url}"
 
 
-async def announce_gateway(store: Store, gateway: GatewayRow) -> None:
-    """Insert or update a gateway's row; ``seen_at`` is by the database's clock."""
+async def announce_gateway(store: Store, gateway: GatewayRow, probe_key: str | None = None) -> None:
+    """Insert or update a gateway's row, and the key with which a deployment's probes ask it.
+
+    ``seen_at`` is by the database's clock. Both are written at once, so that no live gateway is
+    without its key; another gateway may have removed the row, and the key with it.
+    """
     row = asdict(gateway)
-    del row["seen_at"]
+    del row["seen_at"], row["quarantined"]
     await store.pool.execute(
-        f"INSERT INTO babylon.gateways ({', '.join(row)})"
-        f" VALUES ({', '.join(f'${i + 1}' for i in range(len(row)))})"
+        f"WITH announced AS (INSERT INTO babylon.gateways ({', '.join(row)})"
+        f" VALUES ({', '.join(f'${i + 2}' for i in range(len(row)))})"
         " ON CONFLICT (gateway_id) DO UPDATE SET seen_at = now(), "
-        + ", ".join(f"{name} = excluded.{name}" for name in row),
+        + ", ".join(f"{name} = excluded.{name}" for name in row)
+        + " RETURNING gateway_id) INSERT INTO babylon.gateway_probes (gateway_id, probe_key)"
+        " SELECT gateway_id, $1 FROM announced WHERE $1::text IS NOT NULL"
+        " ON CONFLICT (gateway_id) DO UPDATE SET probe_key = excluded.probe_key"
+        " WHERE gateway_probes.probe_key <> excluded.probe_key",
+        probe_key,
         *row.values(),
     )
 
@@ -75,7 +86,9 @@ async def remove_gateway(store: Store, gateway_id: str) -> None:
 async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayRow]:
     """Return the gateways that announced themselves in the last ``within_s`` seconds."""
     rows = await store.pool.fetch(
-        "SELECT * FROM babylon.gateways WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
+        "SELECT g.*, q.reason AS quarantined FROM babylon.gateways g"
+        " LEFT JOIN babylon.quarantine q USING (gateway_id)"
+        " WHERE seen_at > now() - $1::interval ORDER BY gateway_id",
         timedelta(seconds=within_s),
     )
     return [GatewayRow(**row) for row in rows]

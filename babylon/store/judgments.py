@@ -186,7 +186,7 @@ async def spent_by_day(
         f"SELECT (created_at AT TIME ZONE 'UTC')::date AS day, window_id, judge, {_SPENT},"
         " count(*) FILTER (WHERE key LIKE '%/sent') AS unanswered FROM babylon.judgments"
         " WHERE ($1::timestamptz IS NULL OR created_at >= $1)"
-        " AND ($2::text IS NULL OR window_id = $2)"
+        " AND ($2::text IS NULL OR window_id = $2) AND NOT starts_with(judge, 'person:')"
         " GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2 DESC, 3",
         since,
         window_id,

@@ -60,6 +60,14 @@ async def list_published(store: Store, repository: str) -> list[PublishedFile]:
     ]
 
 
+async def published_window_ids(store: Store) -> frozenset[str]:
+    """Return the windows whose trajectories lie in any repository."""
+    rows = await store.pool.fetch(
+        "SELECT DISTINCT window_id FROM babylon.published WHERE config = 'trajectories'"
+    )
+    return frozenset(row["window_id"] for row in rows)
+
+
 async def record_published(store: Store, files: Sequence[PublishedFile]) -> None:
     """Enter files after their commit. A file that replaces another one takes its row."""
     marks = ", ".join(f"${i + 1}" for i in range(len(_COLUMNS)))

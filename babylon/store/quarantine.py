@@ -33,20 +33,8 @@ async def end_quarantine(store: Store, gateway_id: str) -> None:
     )
 
 
-async def set_probe_key(store: Store, gateway_id: str, key: str) -> None:
-    """Store the key with which a gateway's own probes are sent."""
-    await store.pool.execute(
-        "INSERT INTO babylon.gateway_probes (gateway_id, probe_key)"
-        " SELECT gateway_id, $2 FROM babylon.gateways WHERE gateway_id = $1"
-        " ON CONFLICT (gateway_id) DO UPDATE SET probe_key = excluded.probe_key"
-        " WHERE gateway_probes.probe_key <> excluded.probe_key",
-        gateway_id,
-        key,
-    )
-
-
 async def probe_keys(store: Store, gateway_ids: Sequence[str]) -> dict[str, str]:
-    """Return gateway id → key. Gateways of older versions have none."""
+    """Return gateway id → the key for its probes. Gateways of older versions have none."""
     rows = await store.pool.fetch(
         "SELECT gateway_id, probe_key FROM babylon.gateway_probes WHERE gateway_id = ANY($1)",
         list(gateway_ids),

@@ -8,9 +8,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Literal
 
 from babylon.core.errors import ModelError
 from babylon.policies.checkpoint_files import local_directory
@@ -31,32 +32,51 @@ class EmbeddedModelRecipe:
     batch_size: int = 32
     learning_rate: float = 3e-3
     tokenizer_chats: int = 2000
+    game: Literal["starter", "hour"] = field(default="starter", repr=False)  # in the name itself
 
     @property
     def name(self) -> str:
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
-        return f"embedded-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
+        game = "" if self.game == "starter" else f"-{self.game}"
+        return f"embedded{game}-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
+
+
+EMBEDDED = "embedded:"
+RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
+    "starter": lambda seed: EmbeddedModelRecipe(seed=seed),
+    "hour": lambda seed: EmbeddedModelRecipe(
+        seed=seed, game="hour", vocab_size=2048, steps=900, tokenizer_chats=1500
+    ),
+}
+"""Recipes by the game whose prompts the model knows: ``BASE_MODEL=embedded:hour``."""
 
 
 def resolve_base(
     name: str | None, models: Path, seed: int, progress: Progress | None = None
 ) -> Path | str:
-    """The base model ``name`` (local path or hub id), or else the embedded model of a seed.
+    """The base model ``name``, or else the embedded model of a seed that knows the small game.
 
     Args:
-        name: ``BASE_MODEL``.
+        name: ``BASE_MODEL``: a local path, a hub id, or ``embedded:`` and the name of a game.
         models: directory of embedded models. A missing one is made.
         seed: of the embedded model.
 
     Raises:
-        ModelError: ``BASE_MODEL`` does not load, or it has no chat template.
+        ModelError: ``BASE_MODEL`` does not load, it has no chat template, or no such game exists.
     """
+    if name and name.startswith(EMBEDDED):
+        recipe = RECIPES.get(game := name.removeprefix(EMBEDDED))
+        if recipe is None:
+            raise ModelError(
+                f"BASE_MODEL={name!r}: no game {game!r}: choose {' or '.join(RECIPES)}"
+            )
+        return make_embedded_model(recipe(seed), models, progress=progress)
     if name:
         local = local_directory(name)
         base = local.resolve() if local else name
         _check_base(base, name)
         return base
-    return make_embedded_model(EmbeddedModelRecipe(seed=seed), models, progress=progress)
+    return make_embedded_model(RECIPES["starter"](seed), models, progress=progress)
 
 
 def _check_base(base: Path | str, name: str) -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from babylon.game.market.transcripts import scripted_chats
+from babylon.game.market.levels import LEVELS
+from babylon.game.market.scenario import HOUR
+from babylon.game.market.transcripts import Chat, scripted_chats, varied_chats
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
 
 if TYPE_CHECKING:
@@ -32,8 +34,15 @@ def train_embedded_model(
 
 
 def _tokenizer_texts(recipe: "EmbeddedModelRecipe") -> Iterator[str]:
-    for chat in itertools.islice(scripted_chats(recipe.seed), recipe.tokenizer_chats):
+    for chat in itertools.islice(_chats(recipe), recipe.tokenizer_chats):
         yield from (f"{message['role']}\n{message['content']}" for message in chat)
+
+
+def _chats(recipe: "EmbeddedModelRecipe") -> Iterator[Chat]:
+    """Yield the chats to imitate. Those of the long prompt are of all levels that have it."""
+    if recipe.game == "starter":
+        return scripted_chats(recipe.seed)
+    return varied_chats(recipe.seed, [HOUR, LEVELS["L1"].rules(0), HOUR, LEVELS["L2"].rules(0)])
 
 
 def _blank_model(
@@ -71,7 +80,7 @@ def _imitate(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
-    chats = scripted_chats(recipe.seed)
+    chats = _chats(recipe)
     model.train()
     for step in range(recipe.steps):
         batch = list(itertools.islice(chats, recipe.batch_size))

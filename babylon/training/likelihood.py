@@ -15,6 +15,7 @@ from babylon.policies.load import load_policy
 from babylon.training.call_tokens import exact_tokens
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
+from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree
 from babylon.training.grpo.training_input import CallTokens
 
 
@@ -46,11 +47,11 @@ def log_ratios(
 
 
 def recomputed_logprobs(
-    path: Path | str, tree: PrefixTree, max_tokens: int | None
+    path: Path | str, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
 ) -> list[list[float]]:
     """Logprobs of each call's completion under the policy at ``path``. Blocking."""
     model, _ = load_policy(path)
-    rows = FittingForward(model, max_tokens).run(lambda forward: forward.logprobs(tree)).logprobs
+    rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
 
 

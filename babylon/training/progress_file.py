@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -29,6 +30,7 @@ from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.grpo.diagnostics import RecordState
+from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 
@@ -41,8 +43,15 @@ def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) ->
     """Digest of an update's inputs. Equal digests mean equal results."""
     digest = hashlib.sha256(msgspec.json.encode(rows))
     for name, value in sorted(decides.items()):
-        digest.update(f"\n{name}={value!r}".encode())
+        digest.update(f"\n{name}={_typed(value)!r}".encode())
     return f"{FORMAT}-{digest.hexdigest()}"
+
+
+def _typed(value: object) -> object:
+    """Options with floats where floats are declared. Ranks read them from JSON, 32 as 32.0."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return msgspec.convert(asdict(value), type(value))
+    return value
 
 
 def place_of(checkpoint: Path | str) -> str:
@@ -54,10 +63,15 @@ class ProgressFile:
     """The trainer's ``Journal`` on disk, in a directory of its own."""
 
     def __init__(
-        self, directory: Path, digest: str, trainable: Trainable, home: Home | None = None
+        self,
+        directory: Path,
+        digest: str,
+        trainable: Trainable,
+        home: Home | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._directory, self._digest, self._trainable = directory, digest, trainable
-        self._home = home
+        self._home, self._ranks = home, ranks
         self._took, self._ended = 0.0, time.monotonic()
 
     def restore(self) -> RecordState | None:
@@ -91,7 +105,12 @@ class ProgressFile:
         return record
 
     def save(self, state: RecordState) -> None:
-        """Save weights, optimiser and ``state``, unless the last save is too recent."""
+        """Save weights, optimiser and ``state``, unless the last save is too recent.
+
+        All ranks hold the same, so the first one saves. Any number of ranks can resume from it.
+        """
+        if self._ranks.rank:
+            return
         started = time.monotonic()
         if started - self._ended < PATIENCE * self._took:
             return
@@ -123,6 +142,8 @@ class ProgressFile:
 
     def remove(self) -> None:
         """Delete the directory: the update has been saved as a checkpoint, or has failed."""
+        if self._ranks.rank:
+            return
         failpoint("progress.forget")
         if self._home is not None:
             with suppress(BabylonError, OSError):  # retention tries again

@@ -1,6 +1,5 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
-import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,12 @@ from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
 from babylon.core.trajectories import TrainingRow
 from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
-from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import OutOfMemoryError
+from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.trainer import Progress, train_on_window
+from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
     TrainingWindow,
@@ -26,34 +26,14 @@ from babylon.training.likelihood import free_memory, recomputed_logprobs
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
+    Trainable,
     TransferLayers,
     Tuning,
     TuningOptions,
     load_trainable,
     save_checkpoint,
 )
-from babylon.training.update_options import trainer_config, tuning_options
-from babylon.training.update_result import Update
-
-
-async def update_torch(work: TrainInput) -> Update:
-    """Run one GRPO update of the parent's checkpoint, in a thread of this process."""
-    return await asyncio.to_thread(
-        update_checkpoint,
-        work.parent.uri,
-        work.rows,
-        work.target,
-        tuning=work.settings.training.tuning,
-        config=trainer_config(work.settings.training, work.settings.seed),
-        transfer_layers=work.settings.training.transfer_layers,
-        options=tuning_options(work.settings.training),
-        staleness=work.staleness,
-        behaviours=work.behaviours,
-        optimizer=work.optimizer,
-        progress_directory=work.progress_directory,
-        home=work.settings.home,
-        progress=work.progress,
-    )
+from babylon.training.update_result import Excluded, Update
 
 
 def update_checkpoint(
@@ -71,6 +51,7 @@ def update_checkpoint(
     progress_directory: Path | None = None,
     home: Home | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Update:
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
@@ -80,22 +61,18 @@ def update_checkpoint(
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
+        ranks: the processes that share the update. The first one alone writes.
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    trainable = load_trainable(
-        parent, tuning, config.learning_rate, transfer_layers, options, optimizer
-    )
+    rate = config.learning_rate
+    trainable = load_trainable(parent, tuning, rate, transfer_layers, options, optimizer)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
-    bounds = trainable.model.config
-    context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
-    trajectories, excluded = scored_trajectories(
-        trainable.tokenizer, rows, context, bounds.vocab_size
-    )
+    trajectories, excluded = _scored(trainable, rows)
     anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
     journal = None
     if progress_directory is not None:
@@ -110,11 +87,13 @@ def update_checkpoint(
             "staleness": sorted((staleness or {}).items()),
             "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
         }
-        journal = ProgressFile(progress_directory, update_digest(rows, decides), trainable, home)
+        journal = ProgressFile(
+            progress_directory, update_digest(rows, decides), trainable, home, ranks
+        )
 
     try:
         window = compile_window(trajectories, config, staleness=staleness)
-        window = with_behaviours(window, behaviours or {})
+        window = with_behaviours(window, behaviours or {}, ranks)
         report = train_on_window(
             trainable.model,
             trainable.optimizer,
@@ -122,6 +101,7 @@ def update_checkpoint(
             reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,
+            ranks=ranks,
         )
     except NothingToTrainError as error:
         _remove(journal)
@@ -131,10 +111,19 @@ def update_checkpoint(
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it
         raise TrainingError(str(error)) from error
-    after = moved(anchor, trainable, config.anchor_rate)
-    save_checkpoint(trainable, target, {ANCHOR_FILE: after} if anchor else None)
-    _remove(journal)
+    if ranks.rank == 0:
+        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
+        save_checkpoint(trainable, target, after)
+        _remove(journal)
     return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
+
+
+def _scored(
+    trainable: Trainable, rows: Sequence[TrainingRow]
+) -> tuple[list[ScoredTrajectory], Excluded]:
+    bounds = trainable.model.config
+    context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
+    return scored_trajectories(trainable.tokenizer, rows, context, bounds.vocab_size)
 
 
 def _remove(journal: ProgressFile | None) -> None:
@@ -142,7 +131,9 @@ def _remove(journal: ProgressFile | None) -> None:
         journal.remove()
 
 
-def with_behaviours(window: TrainingWindow, behaviours: Mapping[int, str]) -> TrainingWindow:
+def with_behaviours(
+    window: TrainingWindow, behaviours: Mapping[int, str], ranks: Ranks = ALONE
+) -> TrainingWindow:
     """The window with missing logprobs recomputed under the policies that sampled the calls.
 
     One policy is in memory at a time.
@@ -155,7 +146,7 @@ def with_behaviours(window: TrainingWindow, behaviours: Mapping[int, str]) -> Tr
     logprobs: dict[int, list[float]] = {}
     for version, positions in sorted(missing.items()):
         tree = window.tree.only(positions)
-        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens)
+        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens, ranks)
         logprobs |= zip(positions, rows, strict=True)
         free_memory()
     return window.with_logprobs(logprobs) if logprobs else window

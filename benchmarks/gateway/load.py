@@ -70,18 +70,6 @@ async def load(
     Raises:
         RuntimeError: An answer is wrong.
     """
-    headers = {
-        "authorization": f"Bearer {target.key}",
-        "content-type": "application/json",
-        "x-babylon-agent": "agent-1",
-        "x-babylon-trajectory": "trajectory-1",
-        "x-babylon-step": "1",
-    }
-    messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
-    body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
-    if long:
-        body["tools"] = [_TOOL]
-    last = f"word{tokens - 1}".encode()
     seeds = Random(0)
     seconds: list[float] = []
     left = requests
@@ -91,18 +79,58 @@ async def load(
         while left > 0:
             left -= 1
             seed = seeds.randrange(1000)
-            data = json.dumps({**body, "seed": seed}).encode()
-            begun = time.perf_counter()
-            async with session.post(f"{target.url}/v1/chat/completions", data=data) as response:
-                answer = await response.read()
-            taken = time.perf_counter() - begun
+            taken = await _call(session, target, seed=seed, stream=stream, long=long)
             seconds.append(taken - delay_s * share_of_delay(seed))
-            if response.status != 200 or last not in answer:
-                raise RuntimeError(f"{target.name}: {response.status} {answer[-300:]!r}")
 
     begun = time.perf_counter()
-    async with aiohttp.ClientSession(
-        headers=headers, connector=aiohttp.TCPConnector(limit=clients)
-    ) as session:
+    async with _session(target, clients) as session:
         await asyncio.gather(*(client(session) for _ in range(clients)))
     return Latencies(seconds=seconds, wall_s=time.perf_counter() - begun)
+
+
+async def arriving(
+    target: Target, *, rate: float, seconds: float, stream: bool, seed: int
+) -> Latencies:
+    """Send ``rate`` requests a second at random times, whether or not earlier ones are answered.
+
+    ``seed`` determines the times, so that several targets can get the same requests.
+
+    Raises:
+        RuntimeError: An answer is wrong.
+    """
+    random, at, begun = Random(seed), 0.0, time.perf_counter()
+    calls = list[asyncio.Task[float]]()
+    async with _session(target, 0) as session, asyncio.TaskGroup() as group:
+        while (at := at + random.expovariate(rate)) < seconds:
+            await asyncio.sleep(begun + at - time.perf_counter())
+            call = _call(session, target, seed=random.randrange(1000), stream=stream, long=False)
+            calls.append(group.create_task(call))
+    return Latencies(seconds=[one.result() for one in calls], wall_s=time.perf_counter() - begun)
+
+
+def _session(target: Target, connections: int) -> aiohttp.ClientSession:
+    headers = {
+        "authorization": f"Bearer {target.key}",
+        "content-type": "application/json",
+        "x-babylon-agent": "agent-1",
+        "x-babylon-trajectory": "trajectory-1",
+        "x-babylon-step": "1",
+    }
+    return aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=connections))
+
+
+async def _call(
+    session: aiohttp.ClientSession, target: Target, *, seed: int, stream: bool, long: bool
+) -> float:
+    """Send a request and read its answer; return the seconds that this took."""
+    messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
+    body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
+    tools = {"tools": [_TOOL]} if long else {}
+    data = json.dumps({**body, **tools, "seed": seed}).encode()
+    begun = time.perf_counter()
+    async with session.post(f"{target.url}/v1/chat/completions", data=data) as response:
+        answer = await response.read()
+    taken = time.perf_counter() - begun
+    if response.status != 200 or f"word{tokens - 1}".encode() not in answer:
+        raise RuntimeError(f"{target.name}: {response.status} {answer[-300:]!r}")
+    return taken

@@ -26,6 +26,8 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.connection import UNREACHABLE
 from babylon.store.server import database_url
 from babylon.store.windows import list_windows
+from benchmarks.soak.ages import Ages
+from benchmarks.soak.clocks import MOST_S, Clocks
 from benchmarks.soak.faults import Faults, small_disk
 from benchmarks.soak.fleet import SEED, Played, play_windows
 from benchmarks.soak.promises import ENDED, check_promises
@@ -35,9 +37,10 @@ from tests.ports import free_port
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "3072"))
-DEPLOYMENT = "train-window/one-window"
-AHEAD = 3  # windows that agents play before the oldest is trained
-AGAIN_S = 60.0  # a run that did not claim its window by then is started again
+DEPLOYMENT = "backfill/backfill"
+AHEAD = 6  # windows that agents play before the oldest is trained
+QUIET = 1 / 6  # of the time, at the end, without faults
+AGAIN_S = 20.0  # a run that did not claim a window by then is started again
 SETTLE_S = 600.0  # a dead run keeps its claim, its slot and its place in the pool for minutes
 SAMPLE_S = 5.0
 PORTS = ("ENGINE_PORT", "ADMIN_PORT", "PREFECT_SERVER_API_PORT")
@@ -57,6 +60,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "3601",  # the least that it allows
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H1S",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS": "60",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ORPHAN_CLEANUP_LOOP_SECONDS": "60",
 }
 
 
@@ -66,14 +71,20 @@ def main() -> None:
     small = small_disk(volume, DISK_MIB)
     ports = {name: str(free_port()) for name in PORTS}
     os.environ.update(
-        ENVIRONMENT,
+        ENVIRONMENT | {name: os.environ[name] for name in ENVIRONMENT.keys() & os.environ.keys()},
         BABYLON_HOME=str(volume / "home"),
         LOCAL_ENDPOINT=f"http://127.0.0.1:{free_port()}",
         **ports,
     )
     os.environ.pop("DATABASE_URL", None)
+    clocks = Clocks(directory / "clocks", SEED)
+    notes = []
+    if not small:
+        notes.append("No disk was filled: a small one may not be mounted here.")
+    if not clocks.install():
+        notes.append("No clock was skewed: there is no C compiler.")
     try:
-        asyncio.run(_soak(load_settings(), directory, volume if small else None))
+        asyncio.run(_soak(load_settings(), directory, volume if small else None, clocks, notes))
     finally:
         _babylon("down")
         if small:
@@ -84,37 +95,52 @@ def _babylon(*arguments: str) -> int:
     return subprocess.run([sys.executable, "-m", "babylon", *arguments]).returncode
 
 
-async def _soak(settings: Settings, directory: Path, volume: Path | None) -> None:
-    if await asyncio.to_thread(_babylon, "up"):
-        raise SystemExit("the system does not start")
+async def _soak(
+    settings: Settings, directory: Path, volume: Path | None, clocks: Clocks, notes: list[str]
+) -> None:
+    await asyncio.to_thread(_babylon, "up")  # on a busy machine not all is healthy then
     settings = load_settings()  # anew: the first start made the password of Prefect's server
-    notes = [] if volume else ["No disk was filled: a small one may not be mounted here."]
-    notes.append("No clock was skewed: that needs a machine of its own, or libfaketime.")
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     first = now - timedelta(days=60)
-    played, started = Played(), time.monotonic()
+    played = Played()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(settings))
         url = await stack.enter_async_context(database_url(settings.database, settings.home))
         client = await stack.enter_async_context(_client(settings))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         faults = Faults(settings, store, SEED)
-        watch = Watch(faults, store, settings.home.root, f"{url}_prefect")
+        watch = Watch(faults, clocks, store, settings.home.root, f"{url}_prefect")
         runs = _Runs(store, http, prefect_api(settings.home, settings.prefect), played)
+        if not await faults.until_healthy():
+            raise SystemExit("the system does not start")
+        started = time.monotonic()
+        ages = Ages(store, settings, f"{url}_prefect", played)
         begun = (settings.model.name, first, played, runs.may_play)
-        async with in_background(watch.sample_for_ever(SAMPLE_S)), in_background(runs.keep()):
-            async with (
-                in_background(_said(play_windows(store, client, *begun))),
-                in_background(_said(faults.strike_for_ever(volume))),
-            ):
-                await asyncio.sleep(MINUTES * 60)
+        async with (
+            in_background(_said(watch.sample_for_ever(SAMPLE_S))),
+            in_background(_said(runs.keep())),
+            in_background(_said(ages.pass_for_ever())),
+        ):
+            async with in_background(_said(play_windows(store, client, *begun))):
+                async with AsyncExitStack() as storm:
+                    await storm.enter_async_context(
+                        in_background(_said(faults.strike_for_ever(volume)))
+                    )
+                    if clocks.installed:
+                        skewed = clocks.skew_for_ever(faults.note_jump)
+                        await storm.enter_async_context(in_background(_said(skewed)))
+                    await asyncio.sleep(MINUTES * 60 * (1 - QUIET))
+                watch.quiet_since = time.monotonic()
+                if not await faults.until_healthy():
+                    notes.append("Not every service was healthy after the faults.")
+                await asyncio.sleep(MINUTES * 60 * QUIET)
             soaked = (time.monotonic() - started) / 60
-            if not await faults.until_healthy():
-                notes.append("Not every service was healthy at the end.")
             version = await _last_call(settings, client)
             await _settled(store, played)
         await wait_until_recorded(store, timeout_s=60)
         promises = await check_promises(store, played, version)
+    notes.append(f"Clocks jumped {clocks.jumps} times, by {MOST_S:.0f} s at most, both ways.")
+    notes.append(f"Retention removed, by the simulated clock: {ages.removed}.")
     report = write_report(directory, soaked, promises, faults.struck, played, watch, notes)
     print(report.read_text(), flush=True)
     if not all(one.kept for one in promises):
@@ -162,13 +188,13 @@ async def _settled(store: Store, played: Played) -> None:
 
 
 class _Runs:
-    """Starts a run for each played window, as a schedule would, and again if it came to nothing."""
+    """Starts a run for the played windows, as a schedule would, while none of them is in work."""
 
     def __init__(
         self, store: Store, http: aiohttp.ClientSession, api: PrefectApi, played: Played
     ) -> None:
         self._store, self._http, self._api, self._played = store, http, api, played
-        self._asked: dict[str, float] = {}
+        self._asked = -AGAIN_S
 
     async def may_play(self) -> bool:
         try:
@@ -188,17 +214,16 @@ class _Runs:
 
     async def _look(self) -> None:
         rows = {row.window_id: row for row in await list_windows(self._store)}
-        for name in self._played.windows:
-            row = rows.get(name)
-            asked = self._asked.get(name, -AGAIN_S)
-            if row and (row.state in ENDED or row.leased):
-                continue
-            if time.monotonic() - asked >= AGAIN_S:
-                named = await call(self._http, self._api, "GET", f"deployments/name/{DEPLOYMENT}")
-                run = {"parameters": {"window_id": name, "placement": "inline"}}
-                path = f"deployments/{named['id']}/create_flow_run"
-                await call(self._http, self._api, "POST", path, run)
-                self._asked[name] = time.monotonic()
+        ended = {name for name, row in rows.items() if row.state in ENDED}
+        waiting = [name for name in self._played.windows if name not in ended]
+        in_work = any(row.leased for row in rows.values())
+        if not waiting or in_work or time.monotonic() - self._asked < AGAIN_S:
+            return
+        named = await call(self._http, self._api, "GET", f"deployments/name/{DEPLOYMENT}")
+        run = {"parameters": {"first": waiting[0], "last": waiting[-1], "placement": "inline"}}
+        path = f"deployments/{named['id']}/create_flow_run"
+        await call(self._http, self._api, "POST", path, run)
+        self._asked = time.monotonic()
 
 
 if __name__ == "__main__":

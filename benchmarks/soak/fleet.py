@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,13 +24,36 @@ _PAUSE_S = 0.3
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer: the version that gave it, and the time of day before and after it."""
+
+    version: int
+    asked: datetime
+    at: datetime
+
+
 @dataclass
 class Played:
-    """Observations of the agents. ``answered`` maps each call to the version that answered it."""
+    """Observations of the agents.
+
+    ``answered``: by call. ``calls``: those of each window that was played to its end. ``stored``:
+    the version of each answered call that was once found in Postgres.
+    """
 
     windows: list[str] = field(default_factory=list)
-    answered: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, Answered] = field(default_factory=dict)
+    calls: dict[str, list[str]] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
     moments: list[tuple[float, bool]] = field(default_factory=list)  # clock, answered
+
+    async def look_for_calls(self, store: Store) -> None:
+        """Note which answered calls Postgres has, before retention removes them."""
+        rows = await store.pool.fetch(
+            "SELECT call_id, policy_version FROM babylon.calls WHERE call_id = ANY($1)",
+            list(self.answered.keys() - self.stored.keys()),
+        )
+        self.stored.update((row[0], row[1]) for row in rows)
 
 
 class _StubbornRecorder(TrajectoryRecorder):
@@ -54,6 +77,7 @@ def stubborn(answer: Answer, played: Played) -> Answer:
 
     async def asked(turn: Turn) -> Reply:
         while True:
+            asked_at = datetime.now(UTC)
             try:
                 reply = await answer(turn)
             except (ServingError, openai.OpenAIError):
@@ -62,7 +86,9 @@ def stubborn(answer: Answer, played: Played) -> Answer:
                 continue
             played.moments.append((time.monotonic(), True))
             assert reply.call_id is not None and reply.model_version is not None
-            played.answered[reply.call_id] = int(reply.model_version)
+            played.answered[reply.call_id] = Answered(
+                int(reply.model_version), asked_at, datetime.now(UTC)
+            )
             return reply
 
     return asked
@@ -91,7 +117,9 @@ async def play_windows(
             seed=SEED,
             fleet_id=f"soak-{number}",
         )
+        before = len(played.answered)
         await play_fleet(plan, answer, recorder, tracker)
+        played.calls[window.id] = list(played.answered)[before:]
         played.windows.append(window.id)
 
 

@@ -1,6 +1,7 @@
 """Samples of the soak: memory, open files, disk and rows, and their slopes."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,11 +13,14 @@ import numpy as np
 import psutil
 
 from babylon.store.connection import UNREACHABLE, Store
+from benchmarks.soak.clocks import Clocks
 from benchmarks.soak.faults import INSIDE, UP, Faults
 
-PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events")
+PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events", "event_resources")
 OUR_TABLES = ("calls", "windows", "policies", "attempts")
-FILES = ("checkpoints", "artifacts", "recording", "logs", "datasets", "prefect")
+FILES = ("checkpoints", "artifacts", "arena", "recording", "logs", "prefect", "postgres")
+WAL = "postgres/data/pg_wal"  # Postgres bounds it itself: it grows up to max_wal_size first
+WARM_S = 120.0
 BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
 # Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -47,10 +51,13 @@ class Sample:
 class Watch:
     """Samples of one home, taken while the soak runs."""
 
-    def __init__(self, faults: Faults, store: Store, home: Path, prefect_url: str) -> None:
-        self._faults, self._store, self._home = faults, store, home
+    def __init__(
+        self, faults: Faults, clocks: Clocks, store: Store, home: Path, prefect_url: str
+    ) -> None:
+        self._faults, self._clocks, self._store, self._home = faults, clocks, store, home
         self._prefect_url = prefect_url
         self.samples: list[Sample] = []
+        self.quiet_since = math.inf  # faults ended
 
     async def sample_for_ever(self, every_s: float) -> None:
         while True:
@@ -66,6 +73,19 @@ class Watch:
         found = [(one.at, one.values[name]) for one in self.samples if name in one.values]
         return [at for at, _ in found], [value for _, value in found]
 
+    def judged(self, name: str) -> tuple[list[float], list[float]]:
+        """Return the part of a series whose slope counts.
+
+        Processes live for a minute while faults last, so their memory and files are judged
+        afterwards, when they are warm. All else is judged in the second half.
+        """
+        moments, values = self.series(name)
+        first = moments[len(moments) // 2] if moments else 0.0
+        if name.startswith(("memory", "open files")):
+            first = self.quiet_since + WARM_S
+        kept = [(at, value) for at, value in zip(moments, values, strict=True) if at >= first]
+        return [at for at, _ in kept], [value for _, value in kept]
+
     @property
     def names(self) -> list[str]:
         return sorted({name for one in self.samples for name in one.values})
@@ -77,8 +97,12 @@ class Watch:
                 for process in self._faults.processes(target):
                     values[f"memory {target} (MiB)"] = process.memory_info().rss / 2**20
                     values[f"open files {target}"] = process.num_fds()
-        for name in FILES:
-            values[f"disk {name} (MiB)"] = _size(self._home / name) / 2**20
+        sizes = {name: _size(self._home / name) / 2**20 for name in (*FILES, WAL)}
+        sizes["postgres"] -= sizes[WAL]
+        values |= {f"disk {name} (MiB)": size for name, size in sizes.items()}
+        values["disk all but the WAL (MiB)"] = sum(sizes.values()) - sizes[WAL]
+        for name, offset in self._clocks.offsets.items():
+            values[f"clock {name} (s)"] = offset
         return values
 
     async def _of_postgres(self) -> dict[str, float]:
@@ -95,17 +119,24 @@ class Watch:
                     values[f"rows prefect.{name}"] = float(rows)
             finally:
                 await connection.close()
+            values["rows prefect, all"] = sum(
+                number for name, number in values.items() if name.startswith("rows prefect.")
+            )
+            values["connections to Postgres"] = float(
+                await self._store.pool.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                )
+            )
         return values
 
 
 def slope(moments: Sequence[float], values: Sequence[float]) -> Slope | None:
-    """Fit a line to the second half of a series, by means of blocks. ``None``: too few samples."""
-    half = len(moments) // 2
-    count = min(BLOCKS, len(moments) - half)
+    """Fit a line to a series, by means of blocks. ``None``: too few samples."""
+    count = min(BLOCKS, len(moments) // 2)
     if count < 4:
         return None
-    x = np.array([part.mean() for part in np.array_split(np.array(moments[half:]), count)]) / 3600
-    y = np.array([part.mean() for part in np.array_split(np.array(values[half:]), count)])
+    x = np.array([part.mean() for part in np.array_split(np.array(moments), count)]) / 3600
+    y = np.array([part.mean() for part in np.array_split(np.array(values), count)])
     x = x - x.mean()
     spread = float(x @ x)
     middle = float(x @ y) / spread

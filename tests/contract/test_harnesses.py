@@ -49,7 +49,8 @@ CONTEXT = 32768  # the prompts of smolagents have 7,000 tokens of one byte
 SAY = "I bought it."
 FIRST = dict.fromkeys(CALLS, 0.4) | {SAY: 0.2}
 LATER = {END: 1.0}
-PLAYED_S = 1000
+PLAYED_S = 3000
+SEEN, UNSEEN = 120, 240  # orders: one update may move the policy by 0.03 nats a token, no further
 LEARNERS = os.environ.get("HARNESSES", "agno,langgraph,openai-agents").split(",")  # the dialects
 
 
@@ -159,13 +160,13 @@ async def test_a_window_that_harnesses_played_raises_the_reward_of_unseen_orders
     settings = learning(settings)
     checkpoint = save_calling_policy(tmp_path / "v0", FIRST, LATER, context=CONTEXT)
     key = str(local_key(settings.home.root))
-    number = str(120 // len(LEARNERS))
-    orders = ("--agents", "4", "--tickers", "NVDA", "--orders", number, "--shares")
-    unseen = (*orders, "5", "6", "7", "8")
+    orders = ("--agents", "4", "--tickers", "NVDA", "--orders")
+    seen = (*orders, str(SEEN // len(LEARNERS)), "--shares", "1", "2", "3", "4")
+    unseen = (*orders, str(UNSEEN // len(LEARNERS)), "--shares", "5", "6", "7", "8")
     async with gateway(store, settings, checkpoint) as url:
         before = await played_by_all(url, key, *unseen)
         window = ("--at", LAST_HOUR.start.isoformat())
-        seen = await played_by_all(url, key, *orders, "1", "2", "3", "4", *window)
-        await route_to(store, await trained_on_last_hour(store, settings, len(seen)))
+        window_rewards = await played_by_all(url, key, *seen, *window)
+        await route_to(store, await trained_on_last_hour(store, settings, len(window_rewards)))
         after = await played_by_all(url, key, *unseen)
     assert_higher(after, before)

@@ -245,7 +245,9 @@ async def check_sdk_recorded(
         assert row["route_version"] == answer.route_version, about
         assert answer.model == row["model"] == f"babylon-v{answer.version}", about
         # To a request without tools, the text of a call is text.
-        assert set(answer.text.replace(_call_text(letter), "")) <= {letter, " "}, about
+        # Of a million tokens, one may be drawn against odds of e^20; its logprob is checked below.
+        foreign = set(answer.text.replace(_call_text(letter), "")) - {letter, " "}
+        assert not foreign or min(row["logprobs"]) < -15, about
         assert row["response"] == answer.text and row["trainable"], about
         stored = json.loads(row["answer"])["tool_calls"] if row["answer"] else []
         assert [one["id"] for one in stored] == [name for name, _ in answer.calls], about

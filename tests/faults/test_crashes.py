@@ -34,7 +34,8 @@ async def whole(world: World, known: Outcomes, case: Case, home: Path) -> dict[s
         async with world.place(home, **changes) as place:
             code, said = await place.run()
             assert code == 0, said
-            await place.next_windows_sweep()
+            assert any(place.settings.home.datasets.rglob("*.parquet")), "the run publishes itself"
+            await place.later_runs()
             outcome = await place.outcome() | {"bought": place.judge.requests}
         assert [row["state"] for row in outcome["window"]] == [WindowState.DEPLOYED]
         assert len(outcome["trained"]) == 7 and outcome["bought"] > 1
@@ -54,7 +55,7 @@ async def test_a_killed_window_ends_as_if_nothing_had_happened(
             await place.lease_over()
         code, said = await place.run()
         assert code == 0 or "nothing was changed" in said, said
-        await place.next_windows_sweep()
+        await place.later_runs()
         outcome = await place.outcome()
         lost = place.settings.judge.concurrency if "judgment" in case.name else 0  # were on the way
         assert place.judge.requests <= expected["bought"] + lost

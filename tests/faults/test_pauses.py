@@ -34,7 +34,7 @@ async def test_a_sleeping_worker_is_fenced(
             sleeper.go_on()
             assert await sleeper.ended() == 1, sleeper.said
             assert "took it over" in sleeper.said or "was taken over" in sleeper.said
-        await place.next_windows_sweep()
+        await place.later_runs()
         assert {**await place.outcome(), "files": None} == {**finished, "files": None}
     assert [row["state"] for row in finished["window"]] == ["deployed"]
 

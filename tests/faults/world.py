@@ -19,6 +19,7 @@ import pytest
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings, merge_overrides
 from babylon.core.windows import parse_window_id
+from babylon.dataset.build import build_tables, selection_of, windows_of
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.recorder import Action, LlmCall, TrajectoryRecorder
@@ -101,11 +102,14 @@ class Place:
             "UPDATE babylon.calls SET logprobs = ARRAY(SELECT x - 0.2 FROM unnest(logprobs) AS x)"
         )
 
-    async def next_windows_sweep(self) -> None:
-        """Remove leftovers as the next window's run does, an hour or so later."""
+    async def later_runs(self) -> None:
+        """Sweep as the next window's run does, and publish as the daily run does."""
         for path in self.settings.home.root.rglob("*.tmp"):
             os.utime(path, (0, 0))
         await retire_checkpoints(self.store, self.settings)
+        selection = await selection_of(self.store, self.settings.publish)
+        for scored in await windows_of(self.store, WINDOW.start.date()):
+            await build_tables(self.store, self.settings.home, scored, selection)
 
     async def outcome(self) -> dict[str, Any]:
         """Everything that must not depend on how often the run was interrupted."""

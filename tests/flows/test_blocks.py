@@ -1,9 +1,15 @@
 """Blocks pass Prefect's own suite and become settings."""
 
+import time
+from collections.abc import Iterator
+from threading import Thread
+
 import pytest
+import uvicorn
+from fastapi import FastAPI
 from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
-from pydantic import SecretStr
+from pydantic import HttpUrl, SecretStr
 
 from babylon.blocks.database import BabylonDatabase
 from babylon.blocks.load import KINDS, settings_with
@@ -17,15 +23,34 @@ from babylon.blocks.services import (
 from babylon.core.errors import ConfigError
 from babylon.core.settings import fields, variable_of
 from babylon.core.settings_loading import load_settings
+from babylon.ops.status_page.logo import add_logo, logo_url
+from tests.ports import free_port
+
+
+@pytest.fixture(scope="module")
+def picture() -> Iterator[HttpUrl]:
+    """The address of the blocks' picture, served as the admin port serves it."""
+    app, port = FastAPI(), free_port()
+    add_logo(app)
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield HttpUrl(logo_url(port))
+    server.should_exit = True
+    thread.join()
 
 
 class TestBlocks(BlockStandardTestSuite):
-    """Without the picture: the project has no public address that could serve one."""
-
-    test_has_a_valid_image = None
-
     @pytest.fixture(params=sorted(KINDS))
-    def block(self, request: pytest.FixtureRequest) -> type[Block]:
+    def block(
+        self,
+        request: pytest.FixtureRequest,
+        picture: HttpUrl,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> type[Block]:
+        monkeypatch.setattr(KINDS[request.param], "_logo_url", picture)  # as ``up`` does
         return KINDS[request.param]
 
 

@@ -249,9 +249,7 @@ async def _prove_who_they_are(site: Site, rows: list[GatewayRow]) -> None:
     """A probe reaches each gateway at its own address; another one cannot vouch for it."""
     keys = await probe_keys(site.store, [row.gateway_id for row in rows])
     ask = Ask(messages=[{"role": "user", "content": "hello"}], max_tokens=4, seed=0)
-    target = ProbeTarget(
-        model="babylon", policy_version=0, champion_version=0, key="none", keys=keys
-    )
+    target = ProbeTarget(model="babylon", policy_version=0, champion_version=0, keys=keys)
     probes = await probe(rows, [(0, ask), (1, ask)], target)
     assert not [one for one in probes if isinstance(one.champion, Faulty)], probes
     east, west = sorted(rows, key=lambda row: row.url)

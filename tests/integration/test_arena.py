@@ -182,6 +182,8 @@ async def test_what_is_clearly_better_serves(
     assert verdict.pnl_difference_low > 0
     assert verdict.off_policy is not None and verdict.off_policy.problem is not None
     assert verdict.off_policy.problem.startswith("no held-out play")
+    assert verdict.frozen is not None and verdict.frozen.best_version == 0
+    assert verdict.frozen.pnl > verdict.frozen.best_pnl and verdict.frozen.scenarios == 32
     assert (await deploy_checkpoint(store, settings, verdict)).deployed
     assert (await champion(store))[0].policy_version == calm.policy_version
     assert "no held-out play" in verdict_markdown(verdict)

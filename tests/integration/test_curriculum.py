@@ -8,7 +8,7 @@ import pytest
 from babylon.core.settings import TrainingSettings
 from babylon.game.market.levels import LEVELS
 from babylon.ops.demo import RECIPE
-from benchmarks.curriculum import Sampler, learn, played, unseen, worlds_of
+from benchmarks.curriculum.hours import Sampler, learn, played, unseen, worlds_of
 
 
 def test_levels_have_worlds_of_their_own_and_regimes_follow_each_other() -> None:

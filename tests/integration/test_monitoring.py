@@ -80,6 +80,7 @@ async def scrape(store: Store, settings: Settings) -> Metrics:
     names = ("avg_reward", "training_loss", "kl_divergence", "pnl_before", "pnl_after")
     busy = FlowState(
         **{name: getattr(flow, name) for name in ("leased", "lost", "without_truth", "judge_usd")},
+        quarantined=flow.quarantined,
         windows={str(state): 1 for state in WindowState},
         newest_play=now,
         finished_at=now,

@@ -142,6 +142,9 @@ def test_a_store_that_is_down_is_an_error_that_names_it_and_copies_are_used_mean
     assert fetch(there, there.checkpoints / made.name).is_dir()
     with pytest.raises(ArtifactError, match=r"2025-11-14T1000-e1 cannot be read"):
         fetch(there, there.checkpoints / other.name)
+    for ask in (objects.names, objects.exists, objects.changed_at):
+        with pytest.raises(StorageError, match=r"does not answer for checkpoints/none.*AWS_ENDP"):
+            ask(there, there.checkpoints / "none")
 
 
 def test_what_a_second_attempt_wrote_replaces_the_copy_of_the_first(

@@ -37,7 +37,9 @@ def learning(settings: Settings) -> Settings:
     return settings.replace(
         quality={"min_actions": 1},
         scoring={"scorer": "feedback"},
-        training={"tuning": "full", "learning_rate": 3e-3, "iterations": 4, "warmup_steps": 0},
+        training={
+            **{"tuning": "full", "learning_rate": 3e-3, "iterations": 4, "warmup_steps": 0},
+        },
     )
 
 

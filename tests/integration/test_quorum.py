@@ -7,7 +7,13 @@ import pytest
 
 from babylon.core.errors import ServingError
 from babylon.store import Store, gateways
-from babylon.store.gateways import GatewayRow, announce_gateway, wait_for_acks, wait_until_loaded
+from babylon.store.gateways import (
+    GatewayRow,
+    announce_gateway,
+    live_gateways,
+    wait_for_acks,
+    wait_until_loaded,
+)
 from babylon.store.policies import ensure_base
 from babylon.store.proposals import proposed
 from babylon.store.quarantine import (
@@ -15,7 +21,6 @@ from babylon.store.quarantine import (
     probe_keys,
     quarantine,
     quarantined,
-    set_probe_key,
 )
 
 WAIT_S = 20.0
@@ -46,6 +51,8 @@ async def test_a_gateway_that_does_not_follow_is_quarantined_until_it_does(route
     )
     assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east",)
     assert await quarantined(routed) == {"west": "it did not serve route 2: no answer in time"}
+    shown = {one.gateway_id: one.quarantined for one in await live_gateways(routed)}
+    assert shown == {"east": None, "west": "it did not serve route 2: no answer in time"}
     assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east",)  # at once
     await end_quarantine(routed, "west")
     assert [*await quarantined(routed)] == ["west"]  # it is still behind
@@ -91,9 +98,11 @@ async def test_a_single_gateway_is_waited_for(routed: Store) -> None:
 
 
 async def test_the_key_of_a_gateway_goes_with_it(routed: Store) -> None:
-    await announce_gateway(routed, row("east"))
-    await set_probe_key(routed, "east", "secret")
-    await set_probe_key(routed, "nobody", "secret")
-    assert await probe_keys(routed, ["east", "nobody"]) == {"east": "secret"}
+    await announce_gateway(routed, row("old"))
+    for secret in ("first", "secret", "secret"):
+        await announce_gateway(routed, row("east"), secret)
+    assert await probe_keys(routed, ["east", "old"]) == {"east": "secret"}
     await gateways.remove_gateway(routed, "east")
     assert await probe_keys(routed, ["east"]) == {}
+    await announce_gateway(routed, row("east"), "secret")
+    assert await probe_keys(routed, ["east"]) == {"east": "secret"}

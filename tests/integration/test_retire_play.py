@@ -18,6 +18,7 @@ from babylon.store.backup_lock import backup_lock
 from babylon.store.calls import insert_calls
 from babylon.store.late import note_late
 from babylon.store.policies import ensure_base
+from babylon.store.published import PublishedFile, record_published
 from babylon.store.windows import claim_window, get_window, set_state
 from tests.integration.test_checks import call
 
@@ -256,3 +257,27 @@ async def test_a_running_experiment_keeps_the_play_since_it_began(
         " VALUES (3, 0, 'me', 'over')"
     )
     assert (await retire(store, ready, day(70).end)).windows == 1
+
+
+async def test_play_that_another_host_has_not_published_yet_stays(
+    store: Store, ready: Settings
+) -> None:
+    for number in (0, 1):
+        await play(store, ready, day(number))
+    first = PublishedFile(
+        repository="owner/play",
+        config="trajectories",
+        window_id=day(0).id,
+        path="trajectories/x.parquet",
+        sha256="0",
+        bytes=1,
+        rows=PLAYERS,
+        agents=("a",),
+        trajectory_ids=(),
+        revision="1",
+    )
+    await record_published(store, [first])
+    retired = await retire_play(store, ready.home, ready.windows, now=day(60).start)
+    assert retired.windows == 1
+    kept = await store.pool.fetch("SELECT DISTINCT window_id FROM babylon.collected")
+    assert [row["window_id"] for row in kept] == [day(1).id]

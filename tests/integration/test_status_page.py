@@ -22,11 +22,14 @@ from babylon.core.windows import WindowState, parse_window_id
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
 from babylon.ops.status_page.app import StatusPage
+from babylon.scoring.judge.validity import JudgedGroup
 from babylon.serving.gateway.auth import KeyRing
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.approvals import ask_approval, get_approval
 from babylon.store.holds import hold, running_hold
+from babylon.store.judge_validity import JudgeIdentity, WindowValidity, store_validity
+from babylon.store.people import read_answers
 from babylon.store.routes import commit_route, current_route
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, set_state
@@ -300,3 +303,35 @@ async def _drawn(url: str, shot: Path, dark: bool) -> tuple[str, tuple[int, int]
         page, _ = await child.communicate()
     title = re.search(r"<title>(.*?)</title>", page.decode(), re.DOTALL)
     return title[1] if title else "", struct.unpack(">II", shot.read_bytes()[16:24])
+
+
+async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
+    browser: Browser, store: Store
+) -> None:
+    ids = [str(row["trajectoryId"]) for row in real_rows("trajectories")][:3]
+    group = JudgedGroup(
+        opinions=(0.1, 0.5, 0.9),
+        errors=(0.1,) * 3,
+        outcomes=(1.0, 2.0, 3.0),
+        trajectory_ids=tuple(ids),
+    )
+    by = JudgeIdentity(judge="j", method="ruler", rubric="r")
+    await store_validity(store, WindowValidity(window_id=WINDOW, by=by, groups=[group]))
+    await browser.sign_in(await create_key(store, "reader", scopes=["read"]))
+    assert (await browser.get("/pairs"))[0] == 403  # the page tells the outcome
+    key = await create_key(store, "operator", scopes=["deploy"])
+    await browser.sign_in(key)
+    _, page = await browser.get("/pairs")
+    assert "Play 2 is better" in page and HOSTILE not in page and "&lt;script&gt;" in page
+    fields = {**await browser.fields("/pairs"), "better": "second", "because": HOSTILE}
+    assert (await browser.post("/pairs", {**fields, "form_token": "no"}))[0] == 403
+    assert (await browser.post("/pairs", {**fields, "first": "other"}))[0] == 409
+    assert await read_answers(store) == []
+    for _ in range(2):  # a second click changes nothing
+        assert (await browser.post("/pairs", fields))[0] == 200
+    (answer,) = await read_answers(store, [WINDOW], f"key {key.key_id}")
+    assert (answer.better, answer.worse) == (fields["second"], fields["first"])
+    for _ in range(2):
+        fields = {**await browser.fields("/pairs"), "better": "first"}
+        _, page = await browser.post("/pairs", fields)
+    assert "Every pair is answered" in page and len(await read_answers(store)) == 3

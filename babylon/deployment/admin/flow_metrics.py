@@ -29,6 +29,7 @@ def flow_metrics(flow: FlowState) -> bytes:
     family("windows", "Claimed windows by state.", "state", states)
     gauge("windows_leased", "Windows that a worker holds now.", flow.leased)
     gauge("windows_lost", "Windows whose worker died.", flow.lost)
+    gauge("gateways_quarantined", "Gateways that changes do not wait for.", flow.quarantined)
     gauge("judge_day_usd", "Cost of the judge in this UTC day.", flow.judge_usd)
     gauge("windows_without_truth", "Windows judged without market outcomes.", flow.without_truth)
     if flow.newest_play:

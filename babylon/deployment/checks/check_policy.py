@@ -9,7 +9,6 @@ policy, the champion and the base.
 import asyncio
 from collections.abc import Sequence
 
-from babylon.core.api_keys import local_key
 from babylon.core.errors import ModelError
 from babylon.core.settings import ServingSettings, Settings
 from babylon.deployment.checks.check_result import Check, Checked
@@ -44,12 +43,10 @@ async def check_policy(
     # Answers from damaged files would say nothing about the policy.
     if all(check.passed for check in checks):
         golden = await golden_prompts(store, settings.evaluation, champion)
-        key = await asyncio.to_thread(local_key, settings.home.root)
         target = ProbeTarget(
             model=settings.model.name,
             policy_version=policy.policy_version,
             champion_version=champion.policy_version,
-            key=str(key),
             keys=await probe_keys(store, [gateway.gateway_id for gateway in gateways]),
         )
         answers, probes = await _answered(gateways, golden, target, champion)

@@ -47,13 +47,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTarget:
-    """The two policies to ask, and the gateways' API key."""
+    """The two policies to ask. ``keys``: gateway id → the key of its own for probes."""
 
     model: str
     policy_version: int
     champion_version: int
-    key: str = field(repr=False)
-    keys: Mapping[str, str] = field(default_factory=dict, repr=False)  # of gateways of their own
+    keys: Mapping[str, str] = field(repr=False)
 
 
 Question = tuple[int, Ask]  # index of the golden prompt, question
@@ -85,11 +84,11 @@ async def _probe_one(
     target: ProbeTarget,
 ) -> list[Probe]:
     room, key = asyncio.Semaphore(AT_ONCE), target.keys.get(gateway.gateway_id)
-    other = await _other(session, gateway, key) if key else None
+    other = await _other(session, gateway, key)
 
     async def answer(version: int, ask: Ask) -> ProbeAnswer | Faulty:
         async with room:
-            return other or await _ask(session, gateway, target, key, version, ask)
+            return other or await _ask(session, gateway, target, version, ask)
 
     async def both(prompt: int, ask: Ask) -> Probe:
         policy, champion = await asyncio.gather(
@@ -100,8 +99,15 @@ async def _probe_one(
     return await asyncio.gather(*(both(prompt, ask) for prompt, ask in questions))
 
 
-async def _other(session: aiohttp.ClientSession, gateway: GatewayRow, key: str) -> Faulty | None:
+async def _other(
+    session: aiohttp.ClientSession, gateway: GatewayRow, key: str | None
+) -> Faulty | None:
     """Return the reason why the gateway at the address is not the one that announced it."""
+    if key is None:  # the home's key could reach another program there
+        return Faulty(
+            problem=f"{gateway.gateway_id} is of an earlier version, which cannot prove that it"
+            " answers there: restart it with this version"
+        )
     nonce = secrets.token_hex(16)
     url = f"{gateway.url.rstrip('/')}{IDENTITY_PATH}?nonce={nonce}"
     problem = ""
@@ -126,13 +132,12 @@ async def _ask(
     session: aiohttp.ClientSession,
     gateway: GatewayRow,
     target: ProbeTarget,
-    key: str | None,
     version: int,
     ask: Ask,
 ) -> ProbeAnswer | Faulty:
     name = f"{target.model}-v{version}"
-    # A gateway of an earlier version has no key of its own, and takes the home's.
-    headers = {"Authorization": f"Bearer {key or target.key}"}
+    # Its own key, never the home's, which another program at the address could use.
+    headers = {"Authorization": f"Bearer {target.keys[gateway.gateway_id]}"}
     body = {
         "model": name,
         "messages": ask.messages,

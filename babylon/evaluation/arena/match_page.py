@@ -77,6 +77,7 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
+            f"Frozen suite: {verdict.frozen or 'not played, the match did not promote'}.",
         ]
     )
 

@@ -95,6 +95,7 @@ def _perp_correctness(outcome: Outcome, fill: PerpFill, seat: Seat, tick: int) -
         "sentimentAtTrade": sentiment(seat.scenario, fill.ticker, tick),
         "expectedDirection": "up" if fill.direction is Direction.LONG else "down",
         "priceChange": None if end is None else 100.0 * (end / fill.entry - 1.0),
+        "payoff": fill.payoff,
     }
 
 

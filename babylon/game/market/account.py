@@ -60,7 +60,8 @@ class PerpFill:
     """A perp order carried out at ``price``.
 
     After an opening, ``exit`` is filled in when the position ends. After a closing, ``entry`` is
-    the price at which the position was opened.
+    the price at which the position was opened. ``payoff`` is ground truth: the dollars that the
+    order adds to the P&L at the end, if everything that is open is held until then.
     """
 
     ticker: str
@@ -70,6 +71,7 @@ class PerpFill:
     entry: float
     price: float
     fee: float
+    payoff: float
     exit: Exit
 
 

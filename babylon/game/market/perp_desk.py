@@ -97,7 +97,7 @@ class PerpDesk:
         ):
             if margin + fee > limit:
                 return refused(OPENED, f"margin and fee {margin + fee:.2f} are above {name}")
-        price = self.price(order.market)
+        price, before = self.price(order.market), self._held(account, order.market)
         account.balance -= margin + fee
         self.exchange.balance += fee
         held = (order.market, direction)
@@ -118,6 +118,7 @@ class PerpDesk:
                 entry=price,
                 price=price,
                 fee=fee,
+                payoff=self._held(account, order.market) - before - fee,
                 exit=position.exit,
             ),
         )
@@ -128,6 +129,7 @@ class PerpDesk:
         if not held:
             return refused(CLOSED, f"no position in perp {ticker!r} to close")
         larger = max(held.values(), key=lambda position: position.size)
+        before = self._held(account, ticker)
         realised = sum(self._end(account, ticker, direction) for direction in held)
         size = sum(position.size for position in held.values())
         return Outcome(
@@ -142,9 +144,26 @@ class PerpDesk:
                 entry=larger.entry,
                 price=self.price(ticker),
                 fee=size * self.rules.fee,
+                payoff=realised - before,
                 exit=Exit(self.price(ticker)),
             ),
         )
+
+    def _held(self, account: Account, ticker: str) -> float:
+        """Return the P&L of an account's positions in a perp if they are held to the end.
+
+        It knows the prices to come, so it is ground truth. Funding is left out.
+        """
+        ahead = self.perps[ticker].prices[self.tick + 1 :]
+        total = 0.0
+        for direction in Direction:
+            if position := account.positions.get((ticker, direction)):
+                worst = min(ahead) if direction is Direction.LONG else max(ahead)
+                left = headroom(worst, position.liquidation_price, direction.sign)
+                fee = position.size * self.rules.fee
+                held = position.pnl(ahead[-1]) - fee
+                total += -position.margin if left <= LIQUIDATED else held
+        return total
 
     def _end(self, account: Account, ticker: str, direction: Direction) -> float:
         """Close one position at the current price and return its P&L after the closing fee."""

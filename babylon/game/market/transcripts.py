@@ -5,7 +5,8 @@ small game four agents in ten follow the news; the others trade at random, with 
 the news, or hold.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from random import Random
 
 from babylon.game.market.game import Game
@@ -15,6 +16,7 @@ from babylon.game.market.scenario import STARTER, Rules, make_scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
 
 MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold": 0.1}
+TABLES = 64  # games that ``varied_chats`` plays at once
 HOUR_MIXTURE = {
     "news": 0.3,
     "random": 0.2,
@@ -25,7 +27,10 @@ HOUR_MIXTURE = {
 }
 
 
-def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[str, str]]]:
+Chat = list[dict[str, str]]
+
+
+def scripted_chats(seed: int | str, rules: Rules | None = None) -> Iterator[Chat]:
     """Yield chats without end, one per decision: system, user and assistant message."""
     random = Random(f"transcripts:{seed}")
     for number in range(1_000_000_000):
@@ -37,6 +42,20 @@ def scripted_chats(seed: int, rules: Rules | None = None) -> Iterator[list[dict[
             decision = agent(game, random)
             yield [*observation, {"role": "assistant", "content": render_decision(decision)}]
             game.act(decision)
+
+
+def varied_chats(seed: int, worlds: Sequence[Rules]) -> Iterator[Chat]:
+    """Yield chats of ``TABLES`` games at once, in turn, so that neighbours are of other games.
+
+    The tables play ``worlds`` in turn, and begin at different ticks.
+    """
+    tables = []
+    for number in range(TABLES):
+        rules = worlds[number % len(worlds)]
+        chats = scripted_chats(f"{seed}:{number}", rules)
+        tables.append(islice(chats, rules.ticks * number // TABLES, None))
+    for table in cycle(tables):
+        yield next(table)
 
 
 def draw_agent(random: Random, rules: Rules = STARTER) -> tuple[str, ScriptedAgent]:

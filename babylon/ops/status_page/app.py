@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -20,6 +20,7 @@ from babylon.deployment.rollback import roll_back
 from babylon.evaluation.experiment.review_records import Review
 from babylon.ops.pages.fleet_facts import read_fleet
 from babylon.ops.pages.markdown import data_uri
+from babylon.ops.pages.pairs import answer_pair, read_pair
 from babylon.ops.pages.pictures import (
     Named,
     gate_pictures,
@@ -30,6 +31,7 @@ from babylon.ops.pages.pictures import (
 from babylon.ops.pages.trajectory import read_trajectory
 from babylon.ops.pages.window_facts import WindowFacts, read_window_facts
 from babylon.ops.status_page.compare import read_pairs
+from babylon.ops.status_page.logo import add_logo
 from babylon.ops.status_page.session import COOKIE, LASTS_S, SessionCookies, Visitor
 from babylon.serving.gateway.asgi import read_body
 from babylon.serving.gateway.auth import KeyRing
@@ -47,7 +49,7 @@ from babylon.store.scores import trajectory_score
 log = logging.getLogger(__name__)
 POLICIES = 100
 HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:;"
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self' data:;"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
@@ -93,6 +95,7 @@ class StatusPage:
                 path, self._with_problems(answer), methods=[method], include_in_schema=False
             )
 
+        add_logo(app)
         route("GET", "/style.css", self._style)
         route("GET", "/login", self._login_form)
         route("POST", "/login", self._login)
@@ -102,6 +105,8 @@ class StatusPage:
         route("GET", "/trajectories/{trajectory_id:path}", self._guarded(self._trajectory))
         route("GET", "/policies", self._guarded(self._policies))
         route("GET", "/compare", self._guarded(self._compare))
+        route("GET", "/pairs", self._guarded(self._pairs))
+        route("POST", "/pairs", self._guarded(self._judge_pair))
         route("POST", "/promote", self._guarded(self._promote))
         route("POST", "/rollback", self._guarded(self._roll_back))
         route("POST", "/approval", self._guarded(self._answer))
@@ -238,10 +243,33 @@ class StatusPage:
     async def _compare(self, asked: Asked) -> Response:
         named = [asked.request.query_params.get(name, "") for name in ("one", "other")]
         one, other = [int(text) if text.isdecimal() and len(text) < 10 else None for text in named]
-        pairs = None
+        pairs, policies = None, []
         if one is not None and other is not None:
             pairs = await read_pairs(self._store, one, other)
-        return self._html("compare.html", asked.visitor, one=one, other=other, pairs=pairs)
+            known = await list_policies(self._store)
+            policies = [policy for policy in known if policy.policy_version in (one, other)]
+        return self._html(
+            "compare.html", asked.visitor, one=one, other=other, pairs=pairs, policies=policies
+        )
+
+    async def _pairs(self, asked: Asked) -> Response:
+        """Show a pair to judge. Plays stand beside what really happened."""
+        if not asked.visitor.may_change:
+            return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
+        window_id = asked.request.query_params.get("window") or None
+        pair = await read_pair(self._store, f"key {asked.visitor.key_id}", window_id)
+        return self._html("pairs.html", asked.visitor, pair=pair)
+
+    async def _judge_pair(self, asked: Asked) -> Response:
+        form = asked.form
+        if not asked.visitor.may_change:
+            return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
+        first, second = form.get("first", ""), form.get("second", "")
+        better = {"first": first, "second": second}.get(form.get("better", ""), "")
+        window_id, because = form.get("window_id", ""), form.get("because", "").strip()
+        person = f"key {asked.visitor.key_id}"
+        await answer_pair(self._store, person, window_id, first, second, better, because)
+        return RedirectResponse(f"/pairs?window={quote(window_id)}", 303, HEADERS)
 
     async def _promote(self, asked: Asked) -> Response:
         version = _policy(asked.form)

@@ -1,4 +1,4 @@
-"""The settings that the running services were started with, and the supervisor's problem.
+"""The settings and the version that the services were started with, and the supervisor's problem.
 
 Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
 """
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+import babylon
 from babylon.core.home import Home, make_directory
 
 Variables = Mapping[str, str]  # ``Settings.environment``
+VERSION = "the version of babylon"  # stands among the variables: services of another one are old
 
 
 def write_in_force(home: Home, variables: Variables) -> None:
@@ -60,7 +62,7 @@ def changed_settings(home: Home, variables: Variables) -> list[str] | None:
 
 
 def _hashes(variables: Variables) -> dict[str, str]:
-    pairs = variables.items()
+    pairs = {**variables, VERSION: babylon.__version__}.items()
     return {name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in pairs}
 
 

@@ -20,6 +20,7 @@ from babylon.ops.up.in_force import (
     read_problem,
     written_at,
 )
+from babylon.ops.up.runs import stop_runs
 from babylon.ops.up.services import UpService, services
 from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_all
 from babylon.serving.ports import require_free_port
@@ -168,6 +169,7 @@ async def _stop(home: Home, services: Sequence[UpService]) -> list[str]:
     # A supervisor that its guard has just started holds no process yet: adopted ones are not its.
     await asyncio.to_thread(processes.stop, GUARD, 1.0)
     await stop_all(processes, services)
+    await asyncio.to_thread(stop_runs, home.root)  # their workers were killed
     return ran
 
 

@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemoteWorker:
-    """The workers of one pool on this machine, one for each of its GPUs in the pool ``gpu``."""
+    """The workers of one pool on this machine.
+
+    In the pool ``gpu``, each has as many of the machine's GPUs as an update has processes.
+    """
 
     settings: Settings
     pool: str
@@ -90,9 +93,14 @@ class RemoteWorker:
         """Return name and environment of each worker."""
         name = f"{platform.node()}-{self.pool}"
         devices = visible_devices() if self.pool == "gpu" else ()
-        if len(devices) < 2:
+        each = self.settings.training.processes or len(devices)
+        if len(devices) <= each:
             return [(name, {})]
-        return [(f"{name}-{one}", {"CUDA_VISIBLE_DEVICES": one}) for one in devices]
+        groups = ["-".join(devices[at : at + each]) for at in range(0, len(devices), each)]
+        return [
+            (f"{name}-{group}", {"CUDA_VISIBLE_DEVICES": group.replace("-", ",")})
+            for group in groups
+        ]
 
 
 def visible_devices() -> Sequence[str]:

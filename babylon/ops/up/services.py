@@ -60,7 +60,7 @@ def services(settings: Settings) -> list[UpService]:
             log=logs / "serving.log",
             ports={
                 settings.serving.endpoint_port: "LOCAL_ENDPOINT",
-                settings.serving.engine_port: "ENGINE_PORT",
+                settings.serving.engine_here[1]: "ENGINE_PORT",
                 settings.serving.admin_port: "ADMIN_PORT",
             },
             healthy=_answers(

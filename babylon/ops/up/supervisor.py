@@ -116,7 +116,9 @@ class Supervisor:
         # Left over from a supervisor that was killed. With other settings they are stopped, because
         # their ports are needed.
         left = {}
-        if changed_settings(settings.home, self.variables) == []:
+        # They all answered once: a busy machine may now need longer than a first start is given.
+        ran = changed_settings(settings.home, self.variables) == []
+        if ran:
             left = {one.name: record for one in wanted if (record := processes.running(one.name))}
         else:
             await stop_all(processes, wanted)
@@ -139,7 +141,8 @@ class Supervisor:
             workers = [service for service in wanted if service.pool]
             await launch(servers)
             for service in servers:
-                await until_healthy(http, processes, service)
+                answer = partial(until_healthy, http, processes, service)
+                await (self._until_done(answer) if ran else answer())
             # Agents are served now. Prefect may be another's: while it is away, we wait for it.
             await self._until_done(partial(create_pools, http, self._api))
             await launch(workers)

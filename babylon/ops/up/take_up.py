@@ -16,6 +16,7 @@ import aiohttp
 from babylon.core.windows import MAX_ATTEMPTS
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
+from babylon.ops.up.runs import end_dead_runs
 from babylon.stages.approval import IN_PREFECT, try_to_answer
 from babylon.store import Store
 from babylon.store.attempts import list_attempts
@@ -39,6 +40,8 @@ async def take_up_lost(
         try:
             async with opening() as store:
                 await _take_up(store, http, api)
+            if api.embedded:
+                await end_dead_runs(http, api)
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("lost windows cannot be looked for now: %r", error)
 

@@ -143,6 +143,13 @@ class CachedJudge:
         verdicts.given = list({verdict.block: verdict for verdict in verdicts.given}.values())
         return verdicts
 
+    async def read(self, group: GroupPrompts, block: Block, *, repeat: int) -> BlockVerdict | None:
+        """Judge one block whole. Return None if no reply about it can be used."""
+        try:
+            return _verdict(block, await self._purchase(group, block, repeat))
+        except _FailedBlockError:
+            return None
+
     async def fits(self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0) -> bool:
         """Return True if the budget allows the expected cost of the blocks that are not stored."""
         return self._budget.fits(

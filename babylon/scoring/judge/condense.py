@@ -244,15 +244,26 @@ def _tokens(text: str, shared: SharedLines) -> int:
 
 def _lines(steps: Sequence[StepText], level: _Level, shared: SharedLines) -> list[str]:
     """Return the steps' lines, one for steps in a row that are equal."""
-    bodies = [(step.number, step.body(level, shared)) for step in steps]
-    lines = []
+    told, lines = _without_repeats(steps, level), []
+    bodies = [(step.number, step.body(level, shared)) for step in told]
     for body, run in groupby(bodies, key=lambda one: one[1]):
         numbers = [number for number, _ in run]
         several = numbers[-1] - numbers[0] == len(numbers) - 1 > 0
         names = [f"{numbers[0]}-{numbers[-1]}"] if several else numbers
         lines += [f"[{name}] {body}" for name in names]
-    silent = sum(_is_silenced(step, level) for step in steps)
+    silent = sum(_is_silenced(step, level) for step in told)
     return [*lines, f"[seen or said at {silent} steps: left out]"] if silent else lines
+
+
+def _without_repeats(steps: Sequence[StepText], level: _Level) -> list[StepText]:
+    """Return the steps without words that an earlier step shows at this level."""
+    shown: set[str] = set()
+    told = []
+    for step in steps:
+        told.append(replace(step, said=tuple(one for one in step.said if one not in shown)))
+        if level.quiet_said if step.quiet else level.said:
+            shown.update(step.said)
+    return told
 
 
 def _is_silenced(step: StepText, level: _Level) -> bool:
@@ -309,15 +320,12 @@ def _gap(steps: Sequence[StepText]) -> list[str]:
 def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepText]:
     seen = {line for _, line in common}
     calls = _calls_by_step(judged)
-    said: set[str] = set()
     texts = []
     for index, step in enumerate(judged.steps):
         own = calls.get(_number(step, index), ())
         new = [line for line in _lines_of_step(step, own) if line not in seen]
         seen.update(new)
-        text = _step_text(step, index, tuple(dict.fromkeys(new)), own)
-        texts.append(replace(text, said=tuple(one for one in text.said if one not in said)))
-        said.update(text.said)
+        texts.append(_step_text(step, index, tuple(dict.fromkeys(new)), own))
     return texts
 
 

@@ -7,12 +7,14 @@ Within that room, a trajectory's text takes about ``_SHARE`` of the tokens of it
 so that a judge who reads it several times costs about as much as one who reads the transcript once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from babylon.core.errors import reason_of
 from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
+from babylon.scoring.judge.canaries import plant
+from babylon.scoring.judge.canary_results import Kind
 from babylon.scoring.judge.condense import (
     NOTHING_SHARED,
     SharedLines,
@@ -49,6 +51,13 @@ class GroupPrompts:
     common: str
     block_size: int
     shared: SharedLines = NOTHING_SHARED
+    profits_usd: tuple[float, ...] = ()
+    outcomes: tuple[Mapping[str, object], ...] = ()
+
+    def planted(self, kind: Kind, item: int) -> "GroupPrompts":
+        """Return the prompts with a canary of a kind, made of ``item``, as one more trajectory."""
+        canary = plant(kind, item, self.shown, self.profits_usd, self.outcomes)
+        return replace(self, shown=(*self.shown, canary))
 
     def prompt(self, block: Block, repeat: int = 0) -> Prompt:
         """Return the prompt of a block. A trajectory alone is never compared, only scored.
@@ -124,6 +133,8 @@ def prepare_group(
         common=shared,
         block_size=size,
         shared=several,
+        profits_usd=tuple(judged.trajectory.pnl_usd for judged in group),
+        outcomes=truth.outcomes,
     )
 
 

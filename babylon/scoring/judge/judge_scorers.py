@@ -9,22 +9,33 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from babylon.core.errors import ScoringError
+from babylon.core.errors import ScoringError, ServingError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.canary_results import summarise_canaries
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
+from babylon.scoring.judge.judge_panel import MemberJudgment, panel_members, together
 from babylon.scoring.judge.judge_requirements import require_judge
-from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, Judgments, Level, Method, load_rubric
+from babylon.scoring.judge.judge_window import BLIND, judge_window
+from babylon.scoring.judge.judgment import (
+    GroundTruth,
+    JudgeConfig,
+    JudgedScore,
+    JudgedTrajectory,
+    Judgments,
+    Level,
+    Method,
+    load_rubric,
+)
 from babylon.scoring.judge.pace import Pace
-from babylon.scoring.judge.reported_validity import judged_groups
+from babylon.scoring.judge.reported_validity import canary_results, judged_groups
 from babylon.scoring.judge.validity import (
     WINDOWS,
     JudgedGroup,
@@ -32,7 +43,10 @@ from babylon.scoring.judge.validity import (
     UnprovenJudgeError,
     agreement,
     evidence,
+    has_outcomes,
     learn,
+    log_evidence,
+    most_evidence,
 )
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score, ScoringContext
@@ -40,10 +54,12 @@ from babylon.store import Store
 from babylon.store.judge_validity import (
     JudgeIdentity,
     WindowValidity,
+    evidence_before,
     judged_before,
     store_validity,
 )
 from babylon.store.judgments import StoredJudgments, total_spent
+from babylon.store.people import read_answers
 
 log = logging.getLogger(__name__)
 
@@ -84,23 +100,28 @@ async def _score_within_budget(
     text = "window %s judged (%s): %d requests, %d tokens, $%.4f bought now"
     log.info(text, context.window_id, judgments.level, *bought)
     found: dict[str, Score | Rejection] = {
-        one.trajectory_id: Score(
-            value=one.score, low=one.low, high=one.high, reasons=one.reasons, seen=one.seen
-        )
-        for one in judgments.scores
+        one.trajectory_id: _given(one) for one in judgments.scores
     }
     found |= {one.trajectory_id: one for one in judgments.rejected}
     return [found[trajectory.trajectory_id] for trajectory in trajectories]
 
 
+def _given(one: JudgedScore) -> Score:
+    return Score(
+        value=one.score,
+        low=one.low,
+        high=one.high,
+        reasons=one.reasons,
+        seen=one.seen,
+        components=dict(one.opinions),
+    )
+
+
 async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
-    judge, store = context.settings.judge, context.store
+    """Judge the window by the judge alone, or with a panel, and require proof of it."""
+    judge, store, window_id = context.settings.judge, context.store, context.window_id
     home = context.settings.home
     judged, truth, unreadable = await asyncio.to_thread(read_evidence, home, context.artifact)
-    budget = Budget(
-        window=BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
-        day=BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
-    )
     config = JudgeConfig(
         method=method,
         rubric=load_rubric(judge.rubric),
@@ -110,48 +131,142 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
         seed=context.settings.seed,
         repeats=not cheaper,
     )
-    log_file = context.settings.home.logs / "judge.log"
-    async with open_judge(judge, config, log_file, cheaper=cheaper) as (client, config):
-        by = JudgeIdentity(judge=client.name, method=method, rubric=config.rubric.version)
-        before = await _groups_before(store, by, context.window_id)
-        trust = await asyncio.to_thread(learn, before, ranks=method == "preference")
-        judgments = await judge_window(
-            client,
-            judged,
-            truth,
-            config,
-            ledger=StoredJudgments(store, context.window_id),
-            budget=budget,
-            trust=trust,
-            retries=judge.retries,
-            pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
-        )
-    await store_validity(
-        store, WindowValidity(window_id=context.window_id, by=by, groups=judgments.groups)
-    )
-    await asyncio.to_thread(_require_proof, context, trust, judgments, before)
+    work = _Work(context=context, judged=judged, truth=truth, config=config, cheaper=cheaper)
+    members = [judge] if cheaper else panel_members(judge)
+    if len(members) == 1 and not await read_answers(store, [window_id.partition("+")[0]]):
+        one = await _ask(judge, work, trusted=True)
+        judgments, by = one.judgments, one.by
+        trust = await asyncio.to_thread(_trust, one.before, method)
+        before = [tuple(judged_groups(row)) for row in reversed(one.before)]
+        ever = await _most_evidence(store, by, window_id, judgments.groups)
+    else:
+        panel = await together(store, window_id, await _ask_all(members, work))
+        judgments, by, trust, before = panel.judgments, panel.by, panel.trust, list(panel.before)
+        windows = [*before, judgments.groups]
+        ever = await asyncio.to_thread(lambda: most_evidence([*map(log_evidence, windows)]))
+        weights = ", ".join(f"{name} {weight:.2f}" for name, weight in panel.weights.items())
+        context.metrics.update(panel=weights)
+        if panel.disagreement is not None:
+            context.metrics["disagreement"] = panel.disagreement
+        await _store(store, window_id, by, judgments)
+    await asyncio.to_thread(_require_proof, context, trust, judgments, before, ever)
     # The judge never saw them, so they count neither for nor against it.
     judgments = replace(judgments, rejected=(*judgments.rejected, *unreadable))
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
 
 
-async def _groups_before(store: Store, by: JudgeIdentity, window_id: str) -> list[JudgedGroup]:
-    rows = await judged_before(store, by, WINDOWS, without=window_id)
-    return [group for row in rows for group in judged_groups(row)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """The trajectories and their context, the same for every judge of a window."""
+
+    context: ScoringContext
+    judged: Sequence[JudgedTrajectory]
+    truth: GroundTruth
+    config: JudgeConfig
+    cheaper: bool
+
+
+async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
+    """Ask one judge, and store its opinions. If ``trusted``, its scores are posterior means."""
+    context, method = work.context, work.config.method
+    store, window_id = context.store, context.window_id
+    log_file = context.settings.home.logs / "judge.log"
+    async with open_judge(judge, work.config, log_file, cheaper=work.cheaper) as (client, config):
+        by = JudgeIdentity(judge=client.name, method=method, rubric=config.rubric.version)
+        before = await judged_before(store, by, WINDOWS, without=window_id)
+        judgments = await judge_window(
+            client,
+            work.judged,
+            work.truth,
+            config,
+            ledger=StoredJudgments(store, window_id),
+            budget=Budget(
+                window=BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
+                day=BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
+            ),
+            trust=await asyncio.to_thread(_trust, before, method) if trusted else BLIND,
+            retries=judge.retries,
+            pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
+        )
+    await _store(store, window_id, by, judgments)
+    for line in summarise_canaries(judgments.canaries):
+        # Of several judges, the first one's.
+        context.metrics.setdefault(f"canary_{line.kind}", line.mean)
+    return MemberJudgment(by=by, judgments=judgments, before=before)
+
+
+async def _ask_all(members: Sequence[JudgeSettings], work: _Work) -> list[MemberJudgment]:
+    """Ask all judges of a panel. A judge that fails is left out, unless all fail."""
+    asked = [_ask(member, work, trusted=False) for member in members]
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    done, failed = [], []
+    for result in results:
+        if isinstance(result, MemberJudgment):
+            done.append(result)
+        elif isinstance(result, ScoringError | ServingError | BudgetSpentError):
+            log.warning(
+                "window %s: a judge of the panel failed: %s", work.context.window_id, result
+            )
+            failed.append(result)
+        else:
+            raise result
+    if not done:
+        raise failed[0]
+    work.context.metrics["panel_failed"] = len(failed)
+    return done
+
+
+def _trust(before: Sequence[WindowValidity], method: Method) -> Trust:
+    groups = [group for row in before for group in judged_groups(row)]
+    canaries = [answer for row in before for answer in canary_results(row)]
+    return learn(groups, ranks=method == "preference", canaries=canaries)
+
+
+async def _store(store: Store, window_id: str, by: JudgeIdentity, judgments: Judgments) -> None:
+    found = await asyncio.to_thread(log_evidence, judgments.groups)
+    row = WindowValidity(
+        window_id=window_id,
+        by=by,
+        groups=judgments.groups,
+        canaries=judgments.canaries,
+        log_e=found,
+    )
+    await store_validity(store, row)
+
+
+async def _most_evidence(
+    store: Store, by: JudgeIdentity, window_id: str, groups: Sequence[JudgedGroup]
+) -> float:
+    """Return the largest evidence that the judge ever had, this window included."""
+    rows = await evidence_before(store, by, without=window_id)
+    return await asyncio.to_thread(
+        lambda: most_evidence(
+            [*(row.log_e or log_evidence(judged_groups(row)) for row in rows), log_evidence(groups)]
+        )
+    )
 
 
 def _require_proof(
-    context: ScoringContext, trust: Trust, judgments: Judgments, before: Sequence[JudgedGroup]
+    context: ScoringContext,
+    trust: Trust,
+    judgments: Judgments,
+    before: Sequence[Sequence[JudgedGroup]],
+    ever: float,
 ) -> None:
     """Report how far the judge agrees with outcomes.
+
+    ``before`` are the groups of earlier windows, ``ever`` the largest evidence after any of them.
 
     Raises:
         UnprovenJudgeError: its agreement may be chance.
     """
     needed = context.settings.judge.evidence
-    shown = evidence([*judgments.groups, *before])
+    recent = [*judgments.groups, *(group for window in before for group in window)]
+    shown = evidence(recent)
+    if has_outcomes(recent):
+        shown = min(shown, ever)
     context.metrics.update(evidence=shown, validity=trust.validity)
-    for name, groups in (("window", judgments.groups), ("recent", [*judgments.groups, *before])):
+    for name, groups in (("window", judgments.groups), ("recent", recent)):
         if (found := agreement(groups)) is not None:
             context.metrics[f"agreement_{name}"] = found.correlation
             context.metrics[f"agreement_{name}_low"] = found.low

@@ -11,6 +11,9 @@ The first block is asked again in reversed order, because only a repetition show
 judge is. Later passes ask unstable items in new blocks, and list those early that were listed late
 before. Pairs are chosen by the information of their answer. With a strong bias for the first place
 these pairs are not the neighbours.
+
+The first repetition of some groups holds a canary (``babylon.scoring.judge.canaries``). A canary
+counts as an appearance, so it costs no more than a repetition.
 """
 
 import asyncio
@@ -44,6 +47,16 @@ from babylon.scoring.judge.calibrate import (
     fit_preferences,
     information,
     unstable,
+)
+from babylon.scoring.judge.canaries import chosen_groups
+from babylon.scoring.judge.canary_results import (
+    COPIES,
+    KINDS,
+    PLANTED,
+    CanaryResult,
+    Kind,
+    compared,
+    swapped,
 )
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts, prepare_readable
 from babylon.scoring.judge.judge_client import JudgeClient
@@ -107,6 +120,7 @@ async def judge_window(
         scores=tuple(scores[name] for name in ids if name in scores),
         rejected=tuple(rejected),
         groups=tuple(group.beside(outcomes) for group in known),
+        canaries=tuple(answer for group in known for answer in group.answers),
         level=Level.ONE_PASS if budget_ran_out or not config.repeats else Level.FULL,
         reliability=fmean(group.estimate().reliability for group in known),
         requests=judge.bought.requests,
@@ -127,7 +141,17 @@ def _prepare(
         rejected += unreadable
         if prompts is not None:
             judgings.append(GroupJudging(prompts))
+    if judgings and config.repeats:
+        _choose_canaries(judgings)
     return judgings, rejected
+
+
+def _choose_canaries(judgings: Sequence["GroupJudging"]) -> None:
+    prompts = judgings[0].prompts
+    seed = f"{prompts.config.seed}:{prompts.window_id}"
+    kinds = KINDS if prompts.config.method == "preference" else PLANTED
+    for number in chosen_groups([group.items for group in judgings], seed):
+        judgings[number].canary = Random(f"{seed}:canary:{number}").choice(kinds)
 
 
 def _require_majority(judge: str, count: int, rejected: Sequence[Rejection]) -> None:
@@ -147,9 +171,12 @@ class GroupJudging:
     """The judging of one group, with the verdicts so far and the items that cannot be judged."""
 
     prompts: GroupPrompts
+    canary: Kind | None = None
     verdicts: list[BlockVerdict] = field(default_factory=list)
+    answers: list[CanaryResult] = field(default_factory=list)
     lost: dict[int, LostItem] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)  # not asked again
+    _extra_readings: int = 0  # of canaries that took the place of no reading
     _fitted: tuple[int, Estimate] | None = None
 
     @property
@@ -160,6 +187,10 @@ class GroupJudging:
     def known(self) -> list[int]:
         """The items that are not lost."""
         return [item for item in range(self.items) if item not in self.lost]
+
+    @property
+    def in_lists(self) -> bool:
+        return self.prompts.config.method == "ruler"
 
     @property
     def in_pairs(self) -> bool:
@@ -211,10 +242,63 @@ class GroupJudging:
             if not await judge.fits(self.prompts, blocks, repeat=number):
                 return True
             try:
+                if number == 1 and await self._ask_canary(judge, blocks[0]):
+                    blocks = blocks[1:]
                 await self.judge_blocks(judge, blocks, repeat=number)
             except BudgetSpentError:  # repairs can exceed the estimate; one pass is complete
                 return True
         return False
+
+    async def _ask_canary(self, judge: CachedJudge, block: Block) -> bool:
+        """Ask about the canary, and return True if that was a reading of the block.
+
+        In a list the canary replaces a trajectory, and the others are read as they would have been.
+        In a pair a copy stands beside its original.
+        """
+        kind = self.canary
+        if kind is None or len(self.known) < 2 or (self.in_lists and len(block) < 2):
+            return False
+        item, guest = self._random("canary").choice(block), self.items
+        prompts, asked = self.prompts, tuple(guest if one == item else one for one in block)
+        if kind == "swapped":
+            asked = next(v.block[::-1] for v in self.verdicts if len(v.block) > 1)
+            item = asked[0]
+        else:
+            prompts = self.prompts.planted(kind, item)
+        if kind != "swapped" and not self.in_lists:
+            other = [item] if self.in_pairs else []
+            asked = tuple(self._random("places").sample([guest, *other], 1 + len(other)))
+        verdict = await judge.read(prompts, asked, repeat=1)
+        if verdict is None:  # the trajectories are asked about without it
+            return False
+        self._extra_readings += 0 if self.in_lists else len(asked)
+        self.answers += self._answers_of(kind, verdict, item)
+        if self.in_lists or kind == "swapped":
+            self.verdicts.append(verdict)
+        return self.in_lists
+
+    def _answers_of(self, kind: Kind, verdict: BlockVerdict, item: int) -> list[CanaryResult]:
+        """Return the answers that a reading with a canary in the place of ``item`` gives."""
+        scores = dict(zip(verdict.block, verdict.scores, strict=True))
+        planted = scores.pop(self.items, None)
+        plain = [dict(zip(v.block, v.scores, strict=True)) for v in self.verdicts]
+        same = [one for one in plain if scores.keys() | {item} <= one.keys()]
+        found: list[CanaryResult | None] = []
+        if self.in_lists or kind == "swapped":  # the first reading was in the other order
+            found += [swapped(one, scores) for one in same[:1]]
+        if planted is None:
+            pass
+        elif kind not in COPIES:
+            means = _readings(self.verdicts, self.items)
+            beside = list(scores.values()) or [means[i] for i in means if i != item]
+            found += [compared(kind, planted, beside)]
+        elif self.in_pairs:
+            found += [CanaryResult(kind=kind, value=planted - scores[item])]
+        elif same:  # both relative to the same trajectories, if the request showed any
+            before = {name: fmean(one[name] for one in same) for name in (item, *scores)}
+            shifts = [score - before[name] for name, score in scores.items()] or [0.0]
+            found += [CanaryResult(kind=kind, value=planted - before[item] - fmean(shifts))]
+        return [one for one in found if one is not None]
 
     def rejected(self) -> list[Rejection]:
         """Return the items that cannot be judged, with the reason."""
@@ -245,7 +329,7 @@ class GroupJudging:
         reasons: dict[int, dict[str, None]] = defaultdict(dict)
         for verdict in self.verdicts:
             for item, explanation in zip(verdict.block, verdict.explanations, strict=True):
-                reasons[item][explanation] = None
+                reasons[item][explanation] = None  # a canary's are looked up by nobody
         return [
             JudgedScore(
                 trajectory_id=self.prompts.shown[item].trajectory_id,
@@ -261,12 +345,14 @@ class GroupJudging:
     def beside(self, outcomes: Mapping[str, float]) -> JudgedGroup:
         """Return the judge's opinions beside the outcomes (trajectory id → US dollars)."""
         estimate, known = self.estimate(), self.known
-        halves = [_readings(self.verdicts[half::2]) for half in (0, 1)]
+        ids = tuple(self.prompts.shown[item].trajectory_id for item in known)
+        halves = [_readings(self.verdicts[half::2], self.items) for half in (0, 1)]
         both = sorted(halves[0].keys() & halves[1].keys())
         return JudgedGroup(
             opinions=tuple(float(estimate.scores[item]) for item in known),
             errors=tuple(float(estimate.errors[item]) for item in known),
-            outcomes=tuple(outcomes[self.prompts.shown[item].trajectory_id] for item in known),
+            outcomes=tuple(outcomes[name] for name in ids),
+            trajectory_ids=ids,
             readings=(
                 tuple(halves[0][item] for item in both),
                 tuple(halves[1][item] for item in both),
@@ -276,7 +362,8 @@ class GroupJudging:
     def _next(self, number: int) -> list[Block]:
         """Return the next blocks, none if all trajectories are stable or the passes are used up."""
         known = [item for item in self.known if item not in self.failed]
-        room = int(self._max_appearances) - sum(len(verdict.block) for verdict in self.verdicts)
+        shown = sum(len(verdict.block) for verdict in self.verdicts) + self._extra_readings
+        room = int(self._max_appearances) - shown
         size = self.prompts.block_size
         if len(known) < 2 or room < 1:
             return []
@@ -341,18 +428,20 @@ def _from_scores(verdicts: Sequence[BlockVerdict], items: int, *, together: bool
             )
             for request, v in enumerate(verdicts)
             for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
+            if item < items  # not a canary
         ],
         items,
         together=together,
     )
 
 
-def _readings(verdicts: Sequence[BlockVerdict]) -> dict[int, float]:
-    """Return item → mean score, each score less the mean of its reply."""
+def _readings(verdicts: Sequence[BlockVerdict], items: int) -> dict[int, float]:
+    """Return item → mean score, each score less the mean of its reply. Canaries are left out."""
     given: dict[int, list[float]] = defaultdict(list)
     for verdict in verdicts:
-        mean = fmean(verdict.scores) if len(verdict.block) > 1 else 0.0
-        for item, score in zip(verdict.block, verdict.scores, strict=True):
+        scores = {i: s for i, s in zip(verdict.block, verdict.scores, strict=True) if i < items}
+        mean = fmean(scores.values()) if len(scores) > 1 else 0.0
+        for item, score in scores.items():
             given[item].append(score - mean)
     return {item: fmean(scores) for item, scores in given.items()}
 

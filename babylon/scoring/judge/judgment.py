@@ -7,7 +7,7 @@ rubric's name with the digest of its text.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
+from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.validity import JudgedGroup
 
 _BUILT_IN = Path(__file__).parent / "rubrics"
@@ -122,7 +123,10 @@ class JudgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedScore:
-    """One trajectory's score in [0, 1], its interval, the judge's reasons and the text it saw."""
+    """One trajectory's score in [0, 1], its interval, the judge's reasons and the text it saw.
+
+    ``opinions``: judge → its own score, if a panel judged.
+    """
 
     trajectory_id: str
     score: float
@@ -130,6 +134,7 @@ class JudgedScore:
     high: float
     reasons: tuple[str, ...]
     seen: str
+    opinions: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +144,14 @@ class Judgments:
     Trajectories that cannot be judged are ``rejected`` and have no score. ``requests`` counts the
     replies bought in this run, so a repeated run counts none. ``tokens`` and ``usd`` include
     requests without a reply. ``reliability`` is the mean of the judge's reliability, 0 to 1, over
-    the groups. ``groups`` are the judge's opinions beside the outcomes, for later windows.
+    the groups. ``groups`` are the judge's opinions beside the outcomes, for later windows, and
+    ``canaries`` its answers to planted plays.
     """
 
     scores: tuple[JudgedScore, ...]
     rejected: tuple[Rejection, ...]
     groups: tuple[JudgedGroup, ...]
+    canaries: tuple[CanaryResult, ...]
     level: Level
     reliability: float
     requests: int

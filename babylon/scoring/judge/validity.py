@@ -21,22 +21,30 @@ group's outcomes are equally likely, and
     e = exp(a (n - 1) r) / mean over permutations of exp(a (n - 1) r')
 
 has expectation one (an e-value for group invariance, arXiv 2310.01153), with r the group's
-correlation. So does the product over groups, and the mean over several a. By Markov's inequality
-it reaches 20 with a probability of at most 5 %, in any window. Groups whose outcomes are equal
-count with the correlation of two readings of the judge instead.
+correlation. So does the product over groups, and the mean over several a. The product over all
+windows so far is a martingale: by Ville's inequality an uninformed judge ever reaches 20 with a
+probability of at most 5 %. A judge that was informed once must still be: the product over the last
+windows counts too. Groups whose outcomes are equal count nothing. Only if no group has outcomes,
+two readings of the judge must agree with each other instead.
+
+**Prior.** Before there are outcomes, canaries tell how far a judge can be trusted
+(``babylon.scoring.judge.canary_results``). They lower the correlation that is expected of it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import atanh, sqrt, tanh
+from zlib import crc32
 
 import numpy as np
 
 from babylon.core.errors import WindowNotReadyError
 from babylon.scoring.judge.calibrate import Estimate, Floats, Z
+from babylon.scoring.judge.canary_results import CanaryResult, prior_correlation
 
 WINDOWS = 30  # of history: enough for 50 % intervals, and few enough to notice a changed judge
 _PRIOR_CORRELATION, _PRIOR_TRAJECTORIES = 0.8, 6
+_USUAL_VARIANCE = 0.04  # of a judge's opinions within a group
 _PRIOR_WIDTHS = 10  # trajectories that speak for normal errors
 _MOST_VALID = 0.999
 _STAKES = (0.1, 0.3, 1.0)  # a: for weak and for strong agreement
@@ -50,13 +58,15 @@ class JudgedGroup:
 
     ``opinions`` are the judge's scores before any correction, ``errors`` their standard errors by
     noise. ``outcomes`` are realised P&L in US dollars. ``readings`` are two halves of the judge's
-    replies ``[2][m]``, about the trajectories that occur in both.
+    replies ``[2][m]``, about the trajectories that occur in both. ``trajectory_ids`` are missing in
+    rows of earlier versions.
     """
 
     opinions: tuple[float, ...]
     errors: tuple[float, ...]
     outcomes: tuple[float, ...]
     readings: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    trajectory_ids: tuple[str, ...] = ()
 
 
 class UnprovenJudgeError(WindowNotReadyError):
@@ -98,8 +108,13 @@ def believe(estimate: Estimate, trust: Trust, items: Sequence[int]) -> tuple[Flo
     return scores, Z * trust.width * deviations
 
 
-def learn(groups: Sequence[JudgedGroup], *, ranks: bool = False) -> Trust:
-    """Return the trust that earlier groups justify.
+def learn(
+    groups: Sequence[JudgedGroup],
+    *,
+    ranks: bool = False,
+    canaries: Sequence[CanaryResult] = (),
+) -> Trust:
+    """Return the trust that earlier groups and the judge's answers to canaries justify.
 
     ``ranks``: opinions are shares of the others that a trajectory beats, as preferences give them.
     """
@@ -108,8 +123,11 @@ def learn(groups: Sequence[JudgedGroup], *, ranks: bool = False) -> Trust:
     spread = sqrt(sum(float(s @ s) for s, *_ in pairs) * sum(float(z @ z) for _, z, _ in pairs))
     count = sum(len(s) for s, *_ in pairs)
     found = crossed / spread if spread > _LEAST_SPREAD else 0.0
-    weight = count / (count + _PRIOR_TRAJECTORIES)
-    correlation = weight * found + (1 - weight) * _PRIOR_CORRELATION
+    spreads = [np.var(group.opinions) for group in groups if len(group.opinions) > 1]
+    variance = float(np.mean(spreads)) if spreads else _USUAL_VARIANCE
+    expected = prior_correlation(canaries, _PRIOR_CORRELATION, variance)
+    weight = count / (count + _PRIOR_TRAJECTORIES + len(canaries))
+    correlation = weight * found + (1 - weight) * expected
     reliability = 1.0
     if pairs:
         own = sum(float(s @ s) for s, *_ in pairs)
@@ -154,22 +172,50 @@ def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
     )
 
 
-def evidence(groups: Sequence[JudgedGroup], seed: int = 0) -> float:
-    """Return the e-value against an uninformed judge. 1 means no evidence."""
+def evidence(groups: Sequence[JudgedGroup]) -> float:
+    """Return the e-value of these groups against an uninformed judge. 1 means no evidence."""
+    products = np.asarray(log_evidence(groups))
+    if not has_outcomes(groups):
+        for group in groups:
+            products = products + _log_e(*_centred(*group.readings))
+    return _mixed(products)
+
+
+def log_evidence(groups: Sequence[JudgedGroup]) -> tuple[float, ...]:
+    """Return the logarithm of the groups' e-value for each stake, by outcomes alone."""
     products = np.zeros(len(_STAKES))
-    for number, group in enumerate(groups):
-        pair = _pair(group, ranks=False)
-        one, other = (pair[0], pair[1]) if pair else _centred(*group.readings)
-        products += _log_e(one, other, seed + number)
-    return float(np.exp(np.minimum(products, 700.0)).mean())
+    for group in groups:
+        if (pair := _pair(group, ranks=False)) is not None:
+            products += _log_e(pair[0], pair[1])
+    return tuple(float(one) for one in products)
 
 
-def _log_e(one: Floats, other: Floats, seed: int) -> Floats:
+def most_evidence(windows: Sequence[Sequence[float]]) -> float:
+    """Return the largest value that the martingale reached after any window, the oldest first.
+
+    ``windows`` are their ``log_evidence``.
+    """
+    if not windows:
+        return 1.0
+    paths = np.cumsum(np.asarray(windows, dtype=np.float64), axis=0)
+    return max(_mixed(path) for path in paths)
+
+
+def has_outcomes(groups: Sequence[JudgedGroup]) -> bool:
+    """Return True if the outcomes of any group differ."""
+    return any(_pair(group, ranks=False) is not None for group in groups)
+
+
+def _mixed(logs: Floats) -> float:
+    return float(np.exp(np.minimum(logs, 700.0)).mean())
+
+
+def _log_e(one: Floats, other: Floats) -> Floats:
     """Return the logarithm of a group's e-value, for each of the stakes."""
     scale = float(np.linalg.norm(one) * np.linalg.norm(other))
     if len(one) < 2 or scale < _LEAST_SPREAD:
         return np.zeros(len(_STAKES))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(crc32(other.tobytes()))  # a group's value is always the same
     orders = np.argsort(random.random((_PERMUTATIONS, len(other))), axis=1)
     correlations = np.append(other[orders] @ one, other @ one) / scale
     logs = np.outer(_STAKES, (len(one) - 1) * correlations)

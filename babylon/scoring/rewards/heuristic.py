@@ -8,29 +8,44 @@ The drawdown is the largest fall of the P&L from a peak inside the window, in US
 orders equal profits by their risk, and rarely outweighs a difference in profit. A malformed reply
 or refused action costs more than holding, which is free. Nothing else pays: an agent that only
 posts, or that bets one dollar, scores like an agent that holds.
+
+One lucky trade must not make all others look equal. Of the distances to the median, the one that
+nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away than
+that counts as that far, and its steps' rewards shrink in proportion.
 """
 
 from collections.abc import Sequence
+from statistics import median
 
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import Score
 
 RISK_WEIGHT = 0.25
 FAILURE_USD = 10.0
+USUAL, FAR = 0.9, 3.0  # of normally distributed values, one in a million is as far
+LEAST_USD = 100.0  # where nearly all hold, a single trade is no outlier
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     """Return one score in [0, 1] for each trajectory, with its profit and drawdown in USD."""
-    values = [_worth(own) for own in trajectories]
+    worths = [_worth(own) for own in trajectories]
+    middle = median(worths or [0.0])
+    distances = [abs(worth - middle) for worth in worths]
+    usual = sorted(distances)[int(USUAL * (len(worths) - 1))] if worths else 0.0
+    limit = max(FAR * usual, LEAST_USD)
+    shares = [limit / distance if distance > limit else 1.0 for distance in distances]
+    values = [
+        middle + share * (worth - middle) for share, worth in zip(shares, worths, strict=True)
+    ]
     low, high = min(values, default=0.0), max(values, default=0.0)
     scale = high - low or 1.0
     return [
         Score(
             (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
-            {p.step: (p.pnl_usd - FAILURE_USD * p.failed) / scale for p in own.payoffs},
+            {p.step: share * (p.pnl_usd - FAILURE_USD * p.failed) / scale for p in own.payoffs},
         )
-        for value, own in zip(values, trajectories, strict=True)
+        for value, share, own in zip(values, shares, trajectories, strict=True)
     ]
 
 

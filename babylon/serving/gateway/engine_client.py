@@ -19,6 +19,8 @@ from babylon.serving.openai_wire import error_message
 
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
 _ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
+_BROKEN = aiohttp.ServerDisconnectedError, aiohttp.ClientOSError
+_AGAIN_S = 0.25
 _CALL_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
 FIRST_CHUNK_S, NEXT_CHUNK_S, PROBE_S = 120.0, 60.0, 30.0
 
@@ -71,7 +73,13 @@ class EngineClient:
 
     async def policies(self) -> frozenset[str]:
         """Return the names of the policies that are ready to answer."""
-        body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+        try:
+            body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+        except EngineDownError as error:
+            if not isinstance(error.__cause__, _BROKEN):
+                raise  # it had its time, or says itself that it cannot answer
+            await asyncio.sleep(_AGAIN_S)  # one connection that fails is no silence
+            body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
         self._cards = {card.id: card for card in msgspec.json.decode(body, type=_Cards).data}
         return frozenset(self._cards)
 
@@ -120,7 +128,7 @@ class EngineClient:
         try:
             try:
                 return await self._post(base, path, body, headers)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            except _BROKEN:
                 return await self._post(base, path, body, headers)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _down(base, error) from error

@@ -1,9 +1,12 @@
 """The engines of one gateway, which all hold the same policies.
 
 A call goes to the engine that answered its conversation's beginning before, which still has it in
-its cache, unless that engine has clearly more to do than the others. An engine that does not answer
-the gateway gets no calls until it does again; calls that wait there for their first byte go to
-another one. An engine that was restarted loads its policies before it gets calls.
+its cache, unless that engine has clearly more to do than the others. A call that an engine breaks
+goes to another one, and the gateway asks the engine itself: its client may have made it fail. An
+engine that does not answer the gateway gets no calls until it does again; calls that wait there for
+their first byte go to another one. After ``FAILURES`` failed calls without an answer between them,
+it must answer a call of the gateway's own. An engine that was restarted loads its policies before
+it gets calls.
 """
 
 import asyncio
@@ -17,6 +20,7 @@ import aiohttp
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, EngineResponse
+from babylon.serving.gateway.readiness import FAILURES
 from babylon.serving.gateway.route_table import Target
 
 log = logging.getLogger(__name__)
@@ -29,27 +33,60 @@ _TRY_ELSEWHERE = frozenset({404, 502, 503, 504})  # lost the policy, or cannot a
 
 
 class Member:
-    """One engine. ``down`` is set while it does not answer; ``running``: calls that it answers."""
+    """One engine. ``down`` is set while it does not answer.
+
+    ``running``: calls that it answers; ``failed``: calls that it broke since it last answered one.
+    """
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self.running = 0
+        self.running = self.failed = 0
         self.down = asyncio.Event()
         self.held: frozenset[str] = frozenset()
         self.loading: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     async def look(self) -> None:
         """Ask what it holds."""
         try:
             limit_s = 1.0 if self.down.is_set() else None  # it must not delay the others each time
             async with asyncio.timeout(limit_s):
-                self.held = await self.client.policies()
+                held = await self.client.policies()
         except (ServingError, TimeoutError) as error:
             self.fail(error)
         else:
-            if self.down.is_set():
-                log.info("the engine at %s answers again", self.client.url)
-            self.down.clear()
+            if self.failed < FAILURES:
+                self._serve(held)
+            else:
+                self._ask(self._probe(held))
+
+    def call_failed(self) -> None:
+        """Note a call that got no answer, and look."""
+        self.failed += 1
+        self._ask(self.look())
+
+    def _ask(self, question: Coroutine[None, None, None]) -> None:
+        if self._asking is None or self._asking.done() or self._asking is asyncio.current_task():
+            self._asking = asyncio.create_task(question)
+        else:
+            question.close()
+
+    async def _probe(self, held: frozenset[str]) -> None:
+        try:
+            for name in sorted(held)[:1]:
+                await self.client.probe(name)
+        except EngineDownError as error:
+            if self.failed:  # no other call was answered meanwhile: it is not only slow
+                self.fail(error)
+        else:
+            self.failed = 0
+            self._serve(held)
+
+    def _serve(self, held: frozenset[str]) -> None:
+        if self.down.is_set():
+            log.info("the engine at %s answers again", self.client.url)
+        self.held = held
+        self.down.clear()
 
     def fail(self, error: BaseException) -> None:
         if not self.down.is_set():
@@ -184,11 +221,12 @@ class EnginePool:
             except BaseException as error:
                 member.running -= 1
                 if isinstance(error, EngineDownError) and len(self.members) > 1:
-                    member.fail(error)
+                    member.call_failed()
                 if last or not isinstance(error, EngineDownError):
                     raise
                 continue
             response.ended = partial(_ended, member)
+            member.failed = 0
             if last or response.status not in _TRY_ELSEWHERE:
                 return response
             if response.status == 404:  # it was restarted

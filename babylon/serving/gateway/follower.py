@@ -24,7 +24,7 @@ from babylon.store.calls import ARE_CALLS_RECORDED
 from babylon.store.connection import UNREACHABLE, Remembered
 from babylon.store.gateways import Desired, GatewayRow, announce_gateway, desired, remove_gateway
 from babylon.store.policies import checkpoint_uris
-from babylon.store.quarantine import end_quarantine, set_probe_key
+from babylon.store.quarantine import end_quarantine
 from babylon.store.routes import CHANNEL
 
 log = logging.getLogger(__name__)
@@ -141,6 +141,7 @@ class RouteFollower:
         self._want(newest, targets)
         if self._last_known:
             known = LastKnown(
+                place=self._last_known.place,
                 store=Remembered.of(self._store),
                 desired=newest,
                 targets=[targets[version] for version in versions],
@@ -191,9 +192,8 @@ class RouteFollower:
                 problem=self._table.readiness.unavailable or self.problem,
                 recorded_until=self._recorder.recorded_until,
             ),
+            self._probe_key,  # each time: another gateway may have removed the row, and it
         )
-        # Each time: another gateway may have removed the row, and the key with it.
-        await set_probe_key(self._store, self._gateway, self._probe_key)
         await end_quarantine(self._store, self._gateway)
 
     def _on_idle(self, version: int) -> None:

@@ -37,7 +37,7 @@ async def run(settings: Settings, worker: Worker | None) -> None:
     """Serve until SIGTERM or SIGINT. ``worker``: this process, if it is one of several."""
     port = settings.serving.endpoint_port
     gateway_id, table = new_gateway_id(port), RouteTable()
-    last_known = last_known_file(settings.home.root, port)
+    last_known = last_known_file(settings.home.root, port, settings.database)
     opened, known = open_store(settings), last_known.read()
     async with store_or_last_known(opened, settings.database, settings.home, known) as store:
         with suppress(*UNREACHABLE):

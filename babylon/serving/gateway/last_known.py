@@ -2,6 +2,7 @@
 
 A gateway that starts while the database is away serves the route of this file, with the keys and
 the rules of recording that were in force. Calls stay in segments until the database is back.
+A gateway of another database does not read it: its keys and policies are not that one's.
 """
 
 import logging
@@ -22,6 +23,7 @@ from babylon.core.home import Home, make_directory
 from babylon.core.settings import DatabaseSettings
 from babylon.serving.gateway.route_table import Target
 from babylon.store import Store
+from babylon.store.address import parse_url
 from babylon.store.api_keys import StoredKey
 from babylon.store.connection import Remembered, store_when_back
 from babylon.store.gateways import Desired
@@ -31,8 +33,12 @@ log = logging.getLogger(__name__)
 
 
 class LastKnown(msgspec.Struct, frozen=True, kw_only=True):
-    """State with which a gateway serves without the database. ``targets``: the wanted policies."""
+    """State with which a gateway serves without the database.
 
+    ``place``: the database's address, ``targets``: the wanted policies.
+    """
+
+    place: str
     store: Remembered
     desired: Desired
     targets: Sequence[Target]
@@ -41,18 +47,26 @@ class LastKnown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastKnownFile:
-    """The file of one gateway's address in a home."""
+    """The file of one gateway's address in a home, for the database at ``place``."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._written = path, b""
+    def __init__(self, path: Path, place: str) -> None:
+        self._path, self.place, self._written = path, place, b""
 
     def read(self) -> LastKnown | None:
-        """Return what was written last, ``None`` if nothing was, or another version wrote it."""
+        """Return what was written last.
+
+        ``None`` if nothing was, another version wrote it, or a gateway of another database.
+        """
         with suppress(FileNotFoundError):
             try:
-                return msgspec.json.decode(self._path.read_bytes(), type=LastKnown)
+                known = msgspec.json.decode(self._path.read_bytes(), type=LastKnown)
             except msgspec.DecodeError as error:
                 log.warning("%s is not read: %s", self._path, error)
+            else:
+                if known.place == self.place:
+                    return known
+                why = f"it is of the database {known.place}, not {self.place}"
+                log.warning("%s is not read: %s", self._path, why)
         return None
 
     def write(self, known: LastKnown) -> None:
@@ -75,9 +89,11 @@ class LastKnownFile:
             self._written = text
 
 
-def last_known_file(home: Path, port: int) -> LastKnownFile:
+def last_known_file(home: Path, port: int, database: DatabaseSettings) -> LastKnownFile:
+    url = database.url
+    place = parse_url(url.get_secret_value()).place if url else "embedded"
     # Not *.json: in that directory these are the records of processes.
-    return LastKnownFile(home / "run" / f"last-known-{port}")
+    return LastKnownFile(home / "run" / f"last-known-{port}", place)
 
 
 @asynccontextmanager

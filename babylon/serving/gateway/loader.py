@@ -62,11 +62,13 @@ class PolicyLoader:
     async def run(self) -> NoReturn:
         while True:
             self._due.clear()
+            answered = self._ready.answered
             try:
                 await self._unload_unused(await self._check_engine())
             except ServingError as error:
                 self.refusals = {}
-                self._ready.note(Event.ENGINE_FAILS, str(error))
+                if self._ready.answered == answered:  # else it is busy, and not silent
+                    self._ready.note(Event.ENGINE_FAILS, str(error))
             except UNREACHABLE:
                 log.debug("the database is down: nothing is unloaded")
             with suppress(TimeoutError):

@@ -12,7 +12,7 @@ def updater(name: str) -> Updater:
     """
     match name:
         case "torch":
-            from babylon.training.update import update_torch
+            from babylon.training.backends.own_trainer import update_torch
 
             return update_torch
         case "serverless":

@@ -14,7 +14,8 @@ with returns-to-go (Williams 1992; Sutton et al. 1999) and the leave-one-out bas
 2402.14740, eq. 8. The baseline does not depend on the agent's own replies, so it adds no bias; a
 gamma below 1 trades bias for variance (Schulman et al., arXiv 1506.02438, section 3). Comparisons
 in the same state are those of GiGPO (arXiv 2505.10978) and VinePPO (arXiv 2410.01679), but without
-extra samples: a group shares its world. A group without any rewards gets its trajectories' credit.
+extra samples: a group shares its world. A step that nobody else took is compared with the mean of
+all returns of the others. A group without any rewards gets its trajectories' credit.
 """
 
 from collections import defaultdict
@@ -33,8 +34,7 @@ def call_advantages(
     """Trajectory id → the advantage of each of its K calls, ``[K]``.
 
     Left out are trajectories whose group teaches nothing: a group of one, or one with equal scores
-    (``decision``: with equal returns at every step). A step that nobody else of the group took has
-    advantage 0.
+    (``decision``: with equal returns at every step).
     """
     known = {t.group for t in trajectories if t.rewards and config.credit == "decision"}
     whole = advantages([t for t in trajectories if t.group not in known], config.advantage)
@@ -58,12 +58,21 @@ def _step_advantages(
 ) -> dict[tuple[int, int], float]:
     """(index of the trajectory, step) → advantage. Steps with equal returns are left out."""
     compared: defaultdict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    everything: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
     for index, own in enumerate(members):
         for step, value in returns(own, discount).items():
             compared[own.group, step][index] = value
+            everything[own.group].append((index, value))
     result: dict[tuple[int, int], float] = {}
-    for (_, step), values in compared.items():
-        if len(values) < 2 or (spread := pstdev(values.values())) < MIN_GROUP_STD:
+    for (group, step), values in compared.items():
+        if len(values) == 1:
+            result |= {
+                (index, step): gap
+                for index, value in values.items()
+                if (gap := _alone(index, value, everything[group], kind)) is not None
+            }
+            continue
+        if (spread := pstdev(values.values())) < MIN_GROUP_STD:
             continue
         mean = fmean(values.values())
         factor = 1 / spread if kind == "group_std" else len(values) / (len(values) - 1)
@@ -72,6 +81,16 @@ def _step_advantages(
         spread = pstdev(result.values(), mu=0.0)
         result = {key: value / spread for key, value in result.items()}
     return result
+
+
+def _alone(
+    index: int, value: float, everything: Sequence[tuple[int, float]], kind: Advantage
+) -> float | None:
+    """Return the advantage of a step that only trajectory ``index`` took; None if it is none."""
+    others = [other for member, other in everything if member != index]
+    if not others or abs(gap := value - fmean(others)) < MIN_GROUP_STD:
+        return None
+    return gap / pstdev([*others, value]) if kind == "group_std" else gap
 
 
 def returns(own: ScoredTrajectory, discount: float) -> dict[int, float]:

@@ -8,7 +8,7 @@ negative.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.loss_inputs import LossInputs, LossTerms
+from babylon.training.grpo.ranks import Ranks
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values, flat_places, padded_places
@@ -164,6 +165,21 @@ class UpdateRecord:
         )
         self.flags[:, at] = torch.stack([flag[mask] for flag in flags])
 
+    def exchange(self, tokens: Tensor, mine: Tensor, add: Callable[[Tensor], None]) -> None:
+        """Replace the values and flags of some tokens by those of the ranks that computed them.
+
+        Args:
+            tokens: places in the tables, ``[n]``.
+            mine: ``[n]`` bool, the tokens that this rank computed.
+            add: sums a tensor over all ranks, in place.
+        """
+        tables = self.proximal, self.theta, self.entropy, *self.flags
+        rows = torch.stack([table[tokens].to(self.theta.dtype) for table in tables])
+        rows[:, ~mine] = 0
+        add(rows)
+        for table, row in zip(tables, rows, strict=True):
+            table[tokens] = row.to(table.dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
@@ -175,6 +191,7 @@ class TrainState:
     fitting: FittingForward
     logged: Logged
     record: UpdateRecord
+    ranks: Ranks
 
 
 def spread(values: Tensor) -> tuple[float, float, float, float]:

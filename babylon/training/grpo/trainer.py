@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
     Logged,
     RecordState,
@@ -39,7 +38,7 @@ from babylon.training.grpo.learning_rate import (
 )
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.penalties import penalised
-from babylon.training.grpo.prefix_tree import PrefixTree
+from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree, own_share
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
@@ -71,12 +70,15 @@ def train_on_window(
     reference: AbstractContextManager[object] | None = None,
     journal: Journal | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainReport:
     """Update ``model`` in place on one window.
 
     Args:
         reference: context in which ``model`` is the reference policy, for a KL penalty.
         journal: saves the progress, and resumes an interrupted update.
+        ranks: the processes that share the work. All of them call this with equal arguments, and
+            end with equal models and reports.
 
     Raises:
         NothingToTrainError: the window teaches nothing; the model is unchanged.
@@ -86,15 +88,15 @@ def train_on_window(
     """
     refuse_missing_logprobs(window)
     undo_kl = window.config.undo_factor * window.config.stop_kl
-    state = _begin(model, optimizer, window, reference, journal)
+    state = _begin(model, optimizer, window, reference, journal, ranks)
     _iterate(state, journal, progress)
-    after = state.fitting.run(_logprobs(window.tree))
+    after = logprobs_of_tree(state.fitting, window.tree, ranks)
     # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
     while again and divergence(state.record.proximal, after)[1] > undo_kl:
         if again := undo(state):
             _iterate(state, journal, progress)
-        after = state.fitting.run(_logprobs(window.tree))
+        after = logprobs_of_tree(state.fitting, window.tree, ranks)
     if not state.record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
@@ -134,6 +136,7 @@ def _begin(
     window: TrainingWindow,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None,
+    ranks: Ranks,
 ) -> TrainState:
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
@@ -146,11 +149,11 @@ def _begin(
     )
     saved = None if journal is None else journal.restore()
     if saved is None:
-        record = _frozen_policies(model, window, fitting, logged, reference)
+        record = _frozen_policies(model, window, fitting, logged, reference, ranks)
     else:
         record = UpdateRecord.from_state(saved, device)
         fitting.restore(record.halvings)
-    return TrainState(model, optimizer, window, fitting, logged, record)
+    return TrainState(model, optimizer, window, fitting, logged, record, ranks)
 
 
 def _frozen_policies(
@@ -159,6 +162,7 @@ def _frozen_policies(
     fitting: FittingForward,
     logged: Logged,
     reference: AbstractContextManager[object] | None,
+    ranks: Ranks,
 ) -> UpdateRecord:
     """A new record with the logprobs of p and of the reference, computed once an update.
 
@@ -169,14 +173,12 @@ def _frozen_policies(
         if reference is None:
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
-            anchored = fitting.run(_logprobs(window.tree))
+            anchored = logprobs_of_tree(fitting, window.tree, ranks)
     free = window.steps_an_iteration == 1
-    proximal = torch.zeros_like(logged.mu) if free else fitting.run(_logprobs(window.tree))
+    proximal = (
+        torch.zeros_like(logged.mu) if free else logprobs_of_tree(fitting, window.tree, ranks)
+    )
     return UpdateRecord.start(proximal, anchored, weight_sample(model))
-
-
-def _logprobs(tree: PrefixTree) -> Callable[[PolicyForward], Tensor]:
-    return lambda forward: forward.logprobs(tree).logprobs
 
 
 def train_step(state: TrainState, step: TrainStep) -> bool:
@@ -192,7 +194,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     started, record = time.monotonic(), state.record
     figures = figures_of(record) if record.step == 0 else {}
     tokens = state.logged.tokens_of(step.calls)
-    total = state.fitting.run(lambda forward: _accumulate(state, step, forward))
+    total = _forward_and_backward(state, step, tokens)
     if not torch.isfinite(total):
         raise FloatingPointError(f"loss is {total.item()}: lower the learning rate")
     if distance(state, tokens) > state.window.config.undo_factor:
@@ -202,7 +204,7 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     if record.flags[:3, tokens].any(0).all():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
     else:
-        record.grad_norms.append(_update(state.optimizer, state.window.config, record))
+        record.grad_norms.append(_update(state))
         record.losses.append(float(total))
     record.step += 1
     record.halvings = state.fitting.halvings
@@ -212,7 +214,25 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     return True
 
 
-def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> Tensor:
+def _forward_and_backward(state: TrainState, step: TrainStep, tokens: Tensor) -> Tensor:
+    """Return the step's loss. Every rank then has the figures of all of the step's tokens.
+
+    Gradients stay those of the rank's own calls.
+    """
+    own, ranks = own_share(step.tree, state.ranks), state.ranks
+    total = state.fitting.run(lambda forward: _accumulate(state, step, own, forward))
+    if ranks.size > 1:
+        # portions of equal size on all ranks, because one of them saves the size for the next time
+        state.fitting.restore(ranks.most(state.fitting.halvings))
+        mine = state.logged.tokens_of([step.calls[call] for call in own])
+        state.record.exchange(tokens, torch.isin(tokens, mine), ranks.add)
+        ranks.add(total)
+    return total
+
+
+def _accumulate(
+    state: TrainState, step: TrainStep, own: Sequence[int], forward: PolicyForward
+) -> Tensor:
     state.optimizer.zero_grad(set_to_none=True)  # clear an attempt that did not fit
     rows = torch.tensor(step.calls, device=state.record.theta.device)
     config, record = state.window.config, state.record
@@ -221,7 +241,7 @@ def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> T
     total = torch.zeros((), device=rows.device)
 
     def loss(calls: Sequence[int], values: Values) -> Tensor:
-        chosen = torch.tensor(calls, device=rows.device)
+        chosen = torch.tensor([own[call] for call in calls], device=rows.device)
         if p_is_free:  # the model has not moved yet, so theta is p
             places, mask = padded_places(state.logged.offsets, rows[chosen])
             record.proximal[places[mask]] = values.logprobs.detach()[mask]
@@ -233,12 +253,17 @@ def _accumulate(state: TrainState, step: TrainStep, forward: PolicyForward) -> T
         total.add_(share.detach())
         return share
 
-    forward.accumulate(step.tree, loss)
+    if len(own) == len(step.calls):
+        forward.accumulate(step.tree, loss)
+    elif own:
+        forward.accumulate(step.tree.only(own), loss)
     return total
 
 
-def _update(optimizer: torch.optim.Optimizer, config: TrainerConfig, record: UpdateRecord) -> float:
+def _update(state: TrainState) -> float:
+    optimizer, config, record = state.optimizer, state.window.config, state.record
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state.ranks.add_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")

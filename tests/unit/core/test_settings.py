@@ -173,3 +173,20 @@ def test_no_two_settings_share_a_variable() -> None:
 def test_a_port_that_no_address_has_names_its_variable() -> None:
     with pytest.raises(ConfigError, match=r"api_url.*Port out of range"):
         load_settings(prefect={"api_url": "http://127.0.0.1:65536/api"})
+
+
+@pytest.mark.parametrize(
+    ("given", "here"),
+    [
+        ({}, ("127.0.0.1", 8001)),
+        ({"engine_listen": "http://0.0.0.0:9001"}, ("127.0.0.1", 9001)),
+        ({"engine_listen": "http://10.0.0.7:9001"}, ("10.0.0.7", 9001)),
+        ({"engine_listen": "http://0.0.0.0:9001", "engine": "vllm"}, ("127.0.0.1", 8001)),
+    ],
+)
+def test_the_engine_of_this_machine_is_asked_where_it_listens(
+    given: dict[str, str], here: tuple[str, int]
+) -> None:
+    serving = load_settings(serving=given).serving
+    assert serving.engine_here == here
+    assert serving.gateways_engines == f"http://{here[0]}:{here[1]}"

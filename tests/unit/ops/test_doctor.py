@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from babylon.core.processes import Processes, Service
-from babylon.core.settings import Settings
+from babylon.core.settings import DatabaseSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.doctor import PACKAGES, check_base_model, check_port
 from babylon.ops.finding import Finding
@@ -53,7 +53,8 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
     try:
         deadline = time.monotonic() + 30
         # A gateway keeps a file beside the records of processes.
-        last_known_file(tmp_path, port)._path.write_bytes(b"{}")
+        kept = last_known_file(tmp_path, port, DatabaseSettings(url=None))
+        kept._path.write_bytes(b"{}")
         while "free" in (check := check_port(tmp_path, "engine", port, "ENGINE_PORT")).detail:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -66,6 +67,8 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
 def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
     unknown = base_model(load_settings(model={"base": "nobody/has-this"}))
     assert unknown.ok is None and "nobody/has-this, not checked here" in unknown.detail
+    made_here = base_model(load_settings(model={"base": "embedded:hour"}))
+    assert made_here.ok is True and made_here.detail.startswith("embedded:hour")
     local = load_settings(model={"base": str(tmp_path)})
     assert base_model(local).ok is False
     (tmp_path / "config.json").touch()

@@ -74,6 +74,23 @@ def test_heuristic_pays_for_profit_and_never_for_activity():
     assert scores[0] - scores[2] == pytest.approx(0.5 / (371 - 50 + 90 + 30))
 
 
+def test_one_lucky_trade_does_not_make_the_others_equal():
+    """Distances from the median of $10 are 10, 10, 20 and 4,990; nine tenths of four are the third,
+    three times 20 are below $100. The fifth counts as $110, and its steps shrink by 100 / 4990."""
+    lucky = replace(trajectory(5, pnl_usd=5000.0), payoffs=(Payoff(step=0, pnl_usd=4990.0),))
+    others = [trajectory(n, pnl_usd=usd) for n, usd in enumerate((-10.0, 0.0, 10.0, 20.0))]
+    scores = heuristic([*others, lucky])
+    assert [one.value for one in scores] == pytest.approx([0, 10 / 120, 20 / 120, 30 / 120, 1])
+    assert scores[4].rewards == pytest.approx({0: 100 / 120})
+
+
+def test_where_nearly_all_hold_a_trade_still_outweighs_spam():
+    spam = [trajectory(n, pnl_usd=0.5) for n in range(6)]
+    idle = [trajectory(n, pnl_usd=0.0) for n in range(6, 11)]
+    scores = [one.value for one in heuristic([*spam, *idle, trajectory(11, pnl_usd=300.0)])]
+    assert scores[11] == 1 and max(scores[:11]) < 0.01
+
+
 def test_heuristic_of_equal_profits_is_neutral_and_of_nothing_is_nothing():
     assert [s.value for s in heuristic([trajectory(1, 7.0), trajectory(2, 7.0)])] == [0.5, 0.5]
     assert heuristic([]) == []

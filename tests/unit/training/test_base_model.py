@@ -5,9 +5,16 @@ import pytest
 import torch
 
 from babylon.core.errors import ModelError
+from babylon.game.market.scenario import HOUR
+from babylon.game.market.transcripts import varied_chats
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
-from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model, resolve_base
+from babylon.training.base_model import (
+    RECIPES,
+    EmbeddedModelRecipe,
+    make_embedded_model,
+    resolve_base,
+)
 
 QUICK = EmbeddedModelRecipe(seed=3, steps=2, tokenizer_chats=200)
 
@@ -61,6 +68,22 @@ def test_another_recipe_is_another_model() -> None:
     fields = [field.name for field in dataclasses.fields(QUICK)]
     others = [dataclasses.replace(QUICK, **{name: 7}) for name in fields]
     assert len({QUICK.name, *(other.name for other in others)}) == 1 + len(fields)
+
+
+def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = dataclasses.replace(RECIPES["hour"](3), steps=1, tokenizer_chats=100)
+    monkeypatch.setitem(RECIPES, "hour", lambda seed: dataclasses.replace(quick, seed=seed))
+    made = Path(resolve_base("embedded:hour", tmp_path, 3))
+    assert made.name.startswith("embedded-hour-96x3-seed3-")
+    _, tokenizer = load_policy(made)
+    prompt = next(varied_chats(3, [HOUR]))[:-1]
+    short = len(render_prompt(tokenizer, prompt))
+    assert short < len(prompt[0]["content"] + prompt[1]["content"]) / 3  # its words are tokens
+    assert EmbeddedModelRecipe(seed=3).name == RECIPES["starter"](3).name
+    with pytest.raises(ModelError, match="no game 'chess': choose starter or hour"):
+        resolve_base("embedded:chess", tmp_path, 0)
 
 
 def test_base_model_replaces_the_embedded(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,20 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.core.probes import Ask, ProbeAnswer
+from babylon.core.probes import IDENTITY_PATH, Ask, ProbeAnswer, identity_proof
 from babylon.deployment.checks import probing
 from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
 from babylon.store.gateways import GatewayRow
 
-ASKED = ProbeTarget(model="babylon", policy_version=7, champion_version=5, key="sk-secret")
+KEYS = {"g0": "sk-first", "g1": "sk-second"}
+ASKED = ProbeTarget(model="babylon", policy_version=7, champion_version=5, keys=KEYS)
 QUESTIONS = [
     (n, Ask(messages=[{"role": "user", "content": "x"}], max_tokens=4, seed=n)) for n in range(4)
 ]
@@ -56,11 +58,18 @@ async def gateways(
         served = body.pop("served", version)
         return web.json_response(body, headers={"x-model-version": served})
 
+    async def identity(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return web.Response(text=identity_proof(KEYS[name], name, request.query["nonce"]))
+
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get(f"/{{name}}{IDENTITY_PATH}", identity)
+    app.router.add_post("/{name}/v1/chat/completions", chat)
     async with TestServer(app, host="127.0.0.1") as server:
         url = str(server.make_url("")).rstrip("/")
-        yield [GatewayRow(gateway_id=f"g{n}", url=url, route_version=1) for n in range(count)], seen
+        names = [f"g{n}" for n in range(count)]
+        rows = [GatewayRow(gateway_id=one, url=f"{url}/{one}", route_version=1) for one in names]
+        yield rows, seen
 
 
 async def faults_of(fault: Fault) -> list[str]:
@@ -77,7 +86,7 @@ async def test_policy_and_champion_get_the_same_questions_under_their_own_names(
         (0, "g0"), (2, "g0"), (1, "g1"), (3, "g1"),
     ]  # fmt: skip
     assert all(isinstance(one.policy, ProbeAnswer) and one.policy.ended for one in found)
-    assert {request["key"] for request in requests} == {"Bearer sk-secret"}
+    assert {request["key"] for request in requests} == {f"Bearer {key}" for key in KEYS.values()}
     for seed in range(4):
         pair = [deepcopy(request) for request in requests if request["seed"] == seed]
         assert {request.pop("model") for request in pair} == {"babylon-v7", "babylon-v5"}
@@ -124,6 +133,19 @@ async def test_only_busy_gateways_are_asked_again(
     assert isinstance(refused, Probe)
     assert str(refused.policy).startswith("404 ")
     assert len([one for one in requests if one["model"] == "babylon-v7"]) == 4
+
+
+async def test_a_gateway_that_does_not_prove_who_it_is_gets_no_key() -> None:
+    wrong: dict[str, dict[str, str]] = {
+        "restart it": {},
+        "another program answers": {"g0": "sk-other"},
+    }
+    async with gateways() as (live, requests):
+        for told, keys in wrong.items():
+            (refused,) = await probe(live, QUESTIONS[:1], replace(ASKED, keys=keys))
+            assert isinstance(refused.policy, Faulty) and told in refused.policy.problem
+            assert refused.champion == refused.policy
+    assert requests == []
 
 
 async def test_a_gateway_that_is_gone_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

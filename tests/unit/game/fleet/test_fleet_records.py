@@ -1,5 +1,7 @@
 from dataclasses import replace
 
+import pytest
+
 from babylon.game.fleet.fleet_records import (
     action_of,
     environment_state,
@@ -42,14 +44,14 @@ def test_a_perp_trade_has_the_games_own_keys() -> None:
         success=True,
         parameters=parameters,
         result={"price": 200.0, "fee": 0.5},
-        correctness=correctness,
+        correctness=correctness | {"payoff": pytest.approx(25 - 0.5 - 0.5)},
     )
     assert action_of(closed, played, 1) == Action(
         action_type="CLOSE_PERP_POSITION",
         success=True,
         parameters=parameters,
         result={"price": 210.0, "fee": 0.5, "pnl": closed.realised_pnl},
-        correctness=correctness,
+        correctness=correctness | {"payoff": 0.0},  # the price stayed until the end
     )
 
 

@@ -1,6 +1,10 @@
 """Trading perps, with the money written out: $1,000 to start with, 0.1 % of the size in fees."""
 
+from random import Random
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from babylon.game.market.game import Game
 from babylon.game.market.orders import Hold, Order, OrderKind
@@ -144,3 +148,20 @@ def test_margin_and_fee_must_be_on_the_balance() -> None:
 def test_where_there_are_no_perps_none_can_be_traded() -> None:
     game = Game(quiet_world())
     assert "none is listed" in (game.act(order(LONG)).error or "")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**6))
+def test_the_payoffs_of_all_orders_are_the_pnl(seed: int) -> None:
+    """Liquidations, enlarged positions, hedges and refusals included; there is no funding."""
+    random = Random(seed)
+    prices = [100.0]
+    while len(prices) < 20:
+        prices.append(round(prices[-1] * (1 + random.gauss(0, 0.03)), 2))
+    game = Game(world(*prices))
+    while not game.over:
+        kind = random.choice([LONG, SHORT, CLOSE])
+        game.act(order(kind, random.choice([50, 500]), random.choice([1, 5, 30])))
+    pnl = game.settle()
+    payoffs = [outcome.perp.payoff for outcome in game.outcomes if outcome.perp]
+    assert sum(payoffs) == pytest.approx(pnl, abs=1e-6)

@@ -16,13 +16,20 @@ import aiohttp
 import psutil
 import pytest
 
+import babylon
 from babylon.core.errors import ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.up import lifecycle, supervisor
-from babylon.ops.up.in_force import in_force_path, read_problem, write_in_force, written_at
+from babylon.ops.up.in_force import (
+    changed_settings,
+    in_force_path,
+    read_problem,
+    write_in_force,
+    written_at,
+)
 from babylon.ops.up.lifecycle import _require_detached
 from babylon.ops.up.services import UpService
 from babylon.ops.up.supervisor import _GUARD, GUARD, NAME, Supervisor
@@ -62,6 +69,45 @@ async def test_a_signal_ends_it_while_a_service_starts(
         os.kill(os.getpid(), signal.SIGTERM)
         await keeping
     assert processes.running(service.name) is None
+
+
+@pytest.mark.parametrize("ran", [False, True])
+async def test_a_slow_service_ends_a_first_start_and_not_one_of_services_that_ran(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, ran: bool
+) -> None:
+    """On a busy machine the next supervisor must not stop what it has just started."""
+
+    async def prepared(_: Supervisor) -> dict[str, str]:
+        return {}
+
+    slow = replace(mute(settings.home), start_s=0.1)
+    monkeypatch.setattr(supervisor, "services", lambda _: [slow])
+    monkeypatch.setattr(Supervisor, "_prepare", prepared)
+    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    if ran:
+        write_in_force(settings.home, keeper.variables)
+    async with asyncio.timeout(30):
+        keeping = asyncio.create_task(keeper.run())
+        if ran:
+            while "did not answer" not in (read_problem(settings.home) or ""):
+                await asyncio.sleep(0.02)
+            assert processes.running("mute") and not keeping.done()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await keeping
+        else:
+            with pytest.raises(ServingError, match="did not answer"):
+                await keeping
+    assert processes.running("mute") is None
+
+
+def test_services_of_another_version_are_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = settings.environment()
+    write_in_force(settings.home, variables)
+    assert changed_settings(settings.home, variables) == []
+    monkeypatch.setattr(babylon, "__version__", "0.0.0", raising=False)
+    assert changed_settings(settings.home, variables) == ["the version of babylon"]
 
 
 def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> None:

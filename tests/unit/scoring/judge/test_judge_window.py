@@ -9,7 +9,7 @@ from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level
-from benchmarks.judge_windows import MemoryJudgments
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 

@@ -10,9 +10,9 @@ from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.judge_client import JudgeClient, Price
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.pace import Pace
 from benchmarks.judge_faults import run_schedules
-from benchmarks.judge_windows import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, kendall, ladder
 

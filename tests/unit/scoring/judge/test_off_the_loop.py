@@ -8,7 +8,7 @@ import pytest
 from babylon.scoring.judge import judge_window as module
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judgment import GroundTruth
-from benchmarks.judge_windows import MemoryJudgments
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, ladder
 

@@ -11,9 +11,9 @@ from babylon.core.errors import ScoringError
 from babylon.scoring.judge.judge_client import JudgeClient, RetryLaterError
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.prompt import SCHEMAS
 from benchmarks.judge_faults import KEY, PROMPT, TRUTH, fuzz_replies
-from benchmarks.judge_windows import MemoryJudgments
 from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 

@@ -122,6 +122,7 @@ def answers(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     made=st.lists(st.tuples(SCHEMAS, objects(SCHEMAS), objects(SCHEMAS)), min_size=6, max_size=6)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, EngineResponse
 
 
 @pytest.fixture
@@ -41,3 +41,26 @@ async def test_a_server_that_is_not_ours_does_not_see_the_secret(engine: TestSer
                 seen[name] = await response.json()
     assert seen == {"own": ["/tokenize", "Bearer secret"], "other": ["/elsewhere/tokenize", None]}
     assert (client.slots("own"), client.slots("other"), client.slots("unknown")) == (7, None, None)
+
+
+@pytest.mark.parametrize("broken", [1, 9])
+async def test_one_connection_that_fails_is_no_silence(broken: int) -> None:
+    left = broken
+
+    async def models(request: web.Request) -> web.Response:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            assert request.transport is not None
+            request.transport.abort()
+        return web.json_response({"data": [{"id": "own"}]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        client = EngineClient(session, str(server.make_url("")).rstrip("/"))
+        if broken == 1:
+            assert await client.policies() == {"own"}
+        else:
+            with pytest.raises(EngineDownError):
+                await client.policies()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from babylon.serving.gateway.engine_client import (
     arriving_bytes,
 )
 from babylon.serving.gateway.engine_pool import EnginePool, in_order
+from babylon.serving.gateway.readiness import FAILURES
 from babylon.serving.gateway.route_table import Target
 
 V1 = Target("babylon-v1", 1, "home:checkpoints/one")
@@ -116,6 +117,12 @@ async def answer(pool: EnginePool, conversation: int = 0) -> str:
         return b"".join([part async for part in arriving_bytes(response)]).decode()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
 async def test_a_policy_is_loaded_everywhere_and_conversations_stay_where_they_are_cached(
     engines: list[Engine], pool: EnginePool
 ) -> None:
@@ -150,6 +157,44 @@ async def test_another_engine_answers_when_the_first_cannot(
         first.held.clear()
     assert {await answer(pool) for _ in range(5)} <= {one.name for one in engines} - {first.name}
     assert sum(member.running for member in pool.members) == 0
+
+
+async def test_calls_that_break_do_not_take_their_engine_from_others(
+    engines: list[Engine], pool: EnginePool
+) -> None:
+    await pool.load(V1)
+    name = await answer(pool)
+    place = next(number for number, one in enumerate(engines) if one.name == name)
+    first, member = engines[place], pool.members[place]
+    for _ in range(3 * FAILURES):
+        first.breaks = True  # by what this call asks, so that the gateway's own call is answered
+        breaking = asyncio.create_task(answer(pool))
+        while first.breaks and not breaking.done():
+            await asyncio.sleep(0)
+            first.breaks = member.failed == 0
+        first.breaks = False
+        await breaking
+        await until(lambda: not member.down.is_set() and member.held == {V1.name})
+        assert await answer(pool) == name
+
+
+async def test_an_engine_that_breaks_all_calls_gets_none_until_it_answers_the_gateway(
+    engines: list[Engine], pool: EnginePool
+) -> None:
+    await pool.load(V1)
+    name = await answer(pool)
+    place = next(number for number, one in enumerate(engines) if one.name == name)
+    first, member = engines[place], pool.members[place]
+    first.breaks = True
+    for _ in range(FAILURES):
+        assert await answer(pool) != name
+    await until(member.down.is_set)
+    before = first.calls
+    assert await answer(pool) != name and first.calls == before
+    first.breaks = False
+    assert await pool.policies() == {V1.name}
+    await until(lambda: not member.down.is_set())
+    assert await answer(pool) == name
 
 
 async def test_a_call_leaves_an_engine_that_falls_silent_before_its_first_byte(

@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from babylon.serving.gateway.engine_client import EngineDownError
 from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.loader import PolicyLoader, WantedPolicy
 from babylon.serving.gateway.readiness import Event, State
@@ -109,6 +110,21 @@ async def test_a_doubt_during_a_load_ends_once_the_engine_has_the_policy(
     assert engine.loads == [V2]  # and still loads
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_an_engine_that_answers_calls_meanwhile_is_busy_and_not_down(busy: bool) -> None:
+    engine = HoldsTwo()
+    loader, table = holding(engine)
+    table.readiness.note(Event.LOADED)
+
+    def silent() -> None:
+        if busy:
+            table.readiness.call_ended(V0.name, 200)
+        raise EngineDownError("no answer within 5 s")
+
+    await looked(engine, loader, silent)
+    assert (table.readiness.state is State.SERVING) is busy
 
 
 async def test_an_engine_that_comes_late_to_no_policy_serves_nothing() -> None:

@@ -10,13 +10,13 @@ from babylon.cli.training import TrainRequest
 from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.policies.load import Precision
+from babylon.training.backends.own_trainer import update_torch
 from babylon.training.backends.registry import updater
 from babylon.training.grpo.advantage import Advantage, CallWeight
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.loss_inputs import Importance, LossBounds
 from babylon.training.grpo.losses import LOSSES
 from babylon.training.trainable import TuningOptions
-from babylon.training.update import update_torch
 from babylon.training.update_options import TARGET_KL, trainer_config, tuning_options
 
 DEFAULT = TrainerConfig(target_kl=TARGET_KL)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from statistics import pstdev
 
 import pytest
 from hypothesis import given
@@ -48,10 +49,14 @@ def test_a_decision_is_compared_with_the_same_tick_of_the_others():
     }
 
 
-def test_calls_of_one_step_share_its_advantage_and_a_step_alone_teaches_nothing():
+def test_calls_of_one_step_share_its_advantage_and_a_step_alone_meets_all_steps_of_the_others():
+    """Step 2 of a returns 5, the steps of b 0 and 0; step 1 of b returns 0, those of a 1 and 5."""
     own = trajectory("a", [1, 0, 5], steps=(0, 0, 2))
     other = trajectory("b", [0, 0], steps=(0, 1))
-    assert call_advantages([own, other], config(0.0)) == {"a": [1, 1, 0], "b": [-1, 0]}
+    assert call_advantages([own, other], config(0.0)) == {"a": [1, 1, 5], "b": [-1, -3]}
+    scaled = call_advantages([own, other], config(0.0, advantage="group_std"))
+    assert scaled["a"][2] == pytest.approx(5 / pstdev([0, 0, 5]))
+    assert call_advantages([own], config(0.0)) == {}
 
 
 rewards = st.lists(st.floats(-1, 1), min_size=4, max_size=4)

@@ -231,6 +231,7 @@ def test_an_optimiser_warms_up_once() -> None:
     assert train_on_window(model, carried, compile_window(window(1), once)).learning_rate == 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-6, 3e-3])
 @pytest.mark.parametrize("per_step", [3, 100])
 def test_the_learning_rate_adapts_to_a_target_divergence(rate: float, per_step: int) -> None:

@@ -46,7 +46,7 @@ class Held(Upstream):
         self.left = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["method"] == "GET":
+        if scope["method"] != "POST":
             return await super().__call__(scope, receive, send)
         body = b""
         while (message := await receive()).get("more_body"):

@@ -22,8 +22,8 @@ from babylon.store.calls import wait_until_recorded
 from babylon.store.gateways import GatewayRow, live_gateways, wait_for_acks
 from babylon.store.routes import commit_route, current_route
 from tests.integration.test_serving import openai_client, register
-from tests.integration.test_serving_processes import ask, more_than
 from tests.ports import free_port
+from tests.system.test_serving_processes import ask, more_than
 from tests.tiny_policy import save_tiny_policy
 
 PROCESSES, AGENTS = 2, 8

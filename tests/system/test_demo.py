@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
-from babylon.ops.demo import _taught, demo_overrides
+from babylon.game.market.scenario import HOUR
+from babylon.ops.demo import GAMES, _plans, _taught, demo_overrides
 from babylon.policies.load import load_policy
 from babylon.store import Store, open_store
 from babylon.store.windows import set_state
@@ -27,7 +29,7 @@ async def test_a_demo_opens_its_embedded_database_and_so_does_its_gateway(
     monkeypatch.setenv(exported, NOWHERE)
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     outer = load_settings()
-    overrides = demo_overrides(outer.home, outer.seed, datetime.now(UTC))
+    overrides = demo_overrides(outer.home, outer.seed, datetime.now(UTC), GAMES["starter"], None)
     settings = load_settings(**overrides)
     assert settings.home.root.parent == tmp_path / "demo"
     async with open_store(settings) as store:
@@ -56,3 +58,18 @@ async def test_the_base_model_is_taught_the_best_play_of_each_scenario(
     before, after = likelihoods(base), likelihoods(taught)
     gained = [late - early for early, late in zip(before, after, strict=True)]
     assert gained[-1] > 0 and gained[-1] == max(gained)
+
+
+@pytest.mark.parametrize(
+    ("own", "base"), [(None, "embedded:hour"), ("/models/mine", "/models/mine")]
+)
+def test_a_demo_of_the_full_hour_has_a_base_model_for_it(
+    own: str | None, base: str, tmp_path: Path
+) -> None:
+    overrides = demo_overrides(Home(tmp_path), 3, datetime.now(UTC), GAMES["hour"], own)
+    settings = load_settings(**overrides)
+    assert settings.model.base == base
+    plans = _plans(GAMES["hour"], settings.seed, 3, shared=True)
+    assert [plan.start.hour for plan in plans] == [0, 1, 2]
+    assert all(plan.rules == HOUR and plan.shared and plan.duration_min == 60 for plan in plans)
+    assert len({plan.fleet_id for plan in plans}) == 3

@@ -10,7 +10,7 @@ from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
-from benchmarks.judge_windows import MemoryJudgments
+from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 

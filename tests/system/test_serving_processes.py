@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import openai
@@ -17,6 +19,7 @@ from openai import AsyncOpenAI
 
 from babylon.core.errors import ServingError
 from babylon.core.settings import Settings
+from babylon.serving.gateway.http_guard import raise_file_limit
 from babylon.serving.serve import serving
 from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
@@ -27,6 +30,10 @@ from tests.integration.test_serving import on_uvicorn, openai_client, until_heal
 from tests.ports import free_port
 from tests.switchable_relay import SwitchableRelay
 from tests.tiny_policy import save_tiny_policy
+
+T = TypeVar("T")
+FEW_FILES = ("sh", "-c", 'ulimit -S -n 1024; exec "$@"', "sh")  # as most systems set it
+IDLE = 5000 if os.environ.get("FAULTS") == "all" else 1200
 
 
 @pytest.fixture
@@ -121,11 +128,58 @@ async def test_a_failed_process_is_an_error_with_its_log(settings: Settings, sto
 
 def gateway_process(settings: Settings) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "babylon.serving.gateway.gateway_process"],
+        [*FEW_FILES, sys.executable, "-m", "babylon.serving.gateway.gateway_process"],
         env={**os.environ, **settings.environment()},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+async def test_idle_connections_beyond_the_soft_limit_of_files_stop_no_call(
+    settings: Settings, store: Store
+) -> None:
+    """``make faults`` opens 5,000, which needs a hard limit of 10,000 files here."""
+    raise_file_limit()  # of this process, which has the other ends
+    await ensure_base(store, uri="/canned", base_model="canned")
+    engine = socket.socket()
+    engine.bind(("127.0.0.1", settings.serving.engine_port))
+    port = settings.serving.endpoint_port
+    request = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+
+    async def idle() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asked(reader, writer)
+        return reader, writer
+
+    async def asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(request)
+        answer = await reader.readuntil(b'{"status":"ok"}')
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+
+    async with (
+        asyncio.timeout(600),
+        on_uvicorn(Upstream(), engine),
+        openai_client(settings.serving.endpoint, settings) as client,
+    ):
+        gateway = gateway_process(settings)
+        try:
+            await until_healthy(settings.serving.endpoint, timeout_s=120)
+            kept = [one for _ in range(IDLE // 100) for one in await gathered(idle, 100)]
+            files = psutil.Process(gateway.pid).num_fds()
+            answered = [await ask(client) for _ in range(20)]
+            for reader, writer in kept[:: IDLE // 100]:
+                await asked(reader, writer)
+            for _, writer in kept:
+                writer.close()
+        finally:
+            gateway.terminate()
+            gateway.wait()
+    print(f"{IDLE} idle connections, {files} files, {len(answered)} calls answered")
+    assert len(kept) == IDLE and files > IDLE
+
+
+async def gathered(make: Callable[[], Awaitable[T]], count: int) -> list[T]:
+    return await asyncio.gather(*(make() for _ in range(count)))
 
 
 async def test_a_killed_gateways_calls_are_stored_once(settings: Settings, store: Store) -> None:

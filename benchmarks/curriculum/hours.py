@@ -1,46 +1,31 @@
-"""Learning on the levels of the curriculum, beside scripted rules and the base model.
+"""Hours of a level: played, scored and trained by the code of the real stages, in this process.
 
-    python -m benchmarks.curriculum [--level L0] [--seeds 0 1] [--hours 8] [--agents 64]
-        [--base CHECKPOINT] [--set credit=trajectory discount=0.5 ...]
-
-One row an hour and seed: the fleet's mean P&L while it plays, and, at the hours of ``--look``, that
-of the policy on worlds of the level that nobody trains on. The last lines compare the final policy
-with the base model and the best scripted rule on the same worlds, with a 95 % interval for one
-look.
-
-An hour is played, scored and trained by the code of the real stages, in this process: no database,
-no gateway, no gate. All seeds of a level and all settings meet the same worlds.
+There is no database, no gateway and no gate. All seeds of a level and all settings meet the same
+worlds.
 """
 
-import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 
 from babylon.core.settings import TrainingSettings
-from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
-from babylon.evaluation.arena.confidence import Interval, mean_interval, paired_difference
-from babylon.evaluation.arena.play import Plays, best_rule, play, replies
+from babylon.evaluation.arena.play import Plays, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.fleet.fleet_records import action_of, environment_state
 from babylon.game.market.game import make_market
-from babylon.game.market.levels import LEVELS, CurriculumLevel
+from babylon.game.market.levels import CurriculumLevel
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, parse_decision
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import Scenario, make_scenario
-from babylon.ops.demo import RECIPE
 from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
@@ -184,6 +169,39 @@ def _trajectory(
     )
 
 
+def scored(play: Sequence[Trajectory]) -> list[TrainingRow]:
+    """Score a window by the default scorer."""
+    return [
+        TrainingRow(
+            trajectory_id=own.trajectory_id,
+            agent_id=own.agent_id,
+            scenario_id=own.scenario_id,
+            score=given.value,
+            calls=own.calls,
+            rewards=given.rewards,
+        )
+        for own, given in zip(play, heuristic(play), strict=True)
+    ]
+
+
+def taught(
+    level: CurriculumLevel, base: Path, *, seed: int, hours: int, agents: int, directory: Path
+) -> Path:
+    """Teach the base model the best of its own plays of every world of all hours (SFT only)."""
+    from babylon.training.sft import fine_tune
+
+    best: dict[str, TrainingRow] = {}
+    sampler = Sampler(str(base))
+    for hour in range(hours):
+        worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
+        for row in scored(played(sampler, worlds, seed, level.shared)):
+            if row.scenario_id not in best or row.score > best[row.scenario_id].score:
+                best[row.scenario_id] = row
+    target = directory / f"sft-{level.name}-{seed}"
+    fine_tune(base, [*best.values()], target, tuning="full", batch_size=8)
+    return target
+
+
 def learn(
     level: CurriculumLevel,
     base: Path,
@@ -204,20 +222,14 @@ def learn(
         began = time.process_time()
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
         play = played(Sampler(str(policy)), worlds, seed, level.shared)
-        rows = [
-            TrainingRow(
-                trajectory_id=own.trajectory_id,
-                agent_id=own.agent_id,
-                scenario_id=own.scenario_id,
-                score=given.value,
-                calls=own.calls,
-                rewards=given.rewards,
-            )
-            for own, given in zip(play, heuristic(play), strict=True)
-        ]
         target = directory / f"{level.name}-{seed}-{hour}"
         report: Any = update_checkpoint(
-            policy, rows, target, tuning=training.tuning, config=config, staleness={0: 0}
+            policy,
+            scored(play),
+            target,
+            tuning=training.tuning,
+            config=config,
+            staleness={0: 0},
         ).report
         policy = target
         failed = [payoff.failed for own in play for payoff in own.payoffs]
@@ -247,65 +259,3 @@ def look(level: CurriculumLevel, hour: int, policy: Path, worlds: int = LOOK_WOR
 def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:
     """Return worlds of an hour's rules that are never trained on."""
     return unseen_scenarios("final", f"curriculum:{level.name}", worlds, level.rules(hour))
-
-
-def main(arguments: Sequence[str]) -> None:
-    options = _options(arguments)
-    level = LEVELS[options.level]
-    changed = dict(pair.split("=", 1) for pair in options.set)
-    training = TrainingSettings.model_validate(RECIPE["training"] | changed)
-    base = options.base or _embedded()
-    ends: list[tuple[int, Plays]] = []
-    last = options.hours - 1
-    with TemporaryDirectory() as directory:
-        for seed in options.seeds:
-            policy = base
-            for row, policy in learn(  # noqa: B007
-                level,
-                base,
-                training,
-                seed=seed,
-                hours=options.hours,
-                agents=options.agents,
-                looks=options.look,
-                directory=Path(directory),
-            ):
-                print(json.dumps(asdict(row)), flush=True)
-            ends.append((seed, look(level, last, policy, options.worlds)))
-    started = look(level, last, base, options.worlds)
-    name, rule = best_rule(unseen(level, last, options.worlds))
-    for seed, end in ends:
-        print(_line(seed, end, started, name, rule))
-    print(f"base model {mean_interval(started.pnl)}, rule {name} {mean_interval(rule.pnl)}")
-
-
-def _line(seed: int, end: Plays, base: Plays, name: str, rule: Plays) -> str:
-    gained: Interval = paired_difference(base.pnl, end.pnl)
-    beside: Interval = paired_difference(rule.pnl, end.pnl)
-    return (
-        f"seed {seed}: {mean_interval(end.pnl)}, malformed {end.malformed.mean():.1%},"
-        f" over the base model {gained}, over {name} {beside}"
-    )
-
-
-def _embedded() -> Path:
-    from babylon.training.base_model import EmbeddedModelRecipe, make_embedded_model
-
-    return make_embedded_model(EmbeddedModelRecipe(), load_settings().home.models)
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--level", choices=[*LEVELS], default="L0")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--hours", type=int, default=8)
-    parser.add_argument("--agents", type=int, default=64)
-    parser.add_argument("--worlds", type=int, default=LOOK_WORLDS)
-    parser.add_argument("--look", type=int, nargs="*", default=[])
-    parser.add_argument("--base", type=Path)
-    parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -157,7 +157,7 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
     (window,) = system.run("windows", "list")[1]["windows"]
     assert (window["window_id"], window["state"] in ("deployed", "rejected")) == (WINDOW, True)
 
-    killed = {"prefect-server", "worker-gpu", "serving"}
+    killed = {"supervisor", "prefect-server", "worker-gpu", "serving"}
     for name in killed:
         os.kill(services[name]["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 300

@@ -1,0 +1,140 @@
+"""Pairs of plays for a person to judge, side by side, with what really happened.
+
+Ground truth is shown, as to any other judge. Whoever may see it is the caller's business.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from babylon.core.errors import WindowNotReadyError
+from babylon.core.windows import parse_window_id
+from babylon.ops.pages.trajectory import StepShown, read_trajectory
+from babylon.scoring.judge.people import next_pair
+from babylon.scoring.judge.prompt import one_line
+from babylon.scoring.judge.reported_validity import judged_groups
+from babylon.scoring.judge.validity import JudgedGroup
+from babylon.store import Store
+from babylon.store.judge_validity import judged_windows, judges_of
+from babylon.store.market_outcomes import window_outcomes
+from babylon.store.people import PairAnswer, read_answers, store_answer
+
+_MOST_CHARS = 400  # of an answer or a result in a line
+_WINDOWS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayShown:
+    """One trajectory of a pair: a line for each step."""
+
+    trajectory_id: str
+    agent_id: str
+    pnl_usd: float | None
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairShown:
+    """Two plays of one group, and the market outcomes of their window."""
+
+    window_id: str
+    plays: tuple[PlayShown, PlayShown]
+    truth: tuple[str, ...]
+    answered: int
+
+
+async def read_pair(store: Store, person: str, window_id: str | None = None) -> PairShown | None:
+    """Return the next pair for a person, of a window or of the newest one with a pair left.
+
+    Return ``None`` if every pair is answered.
+
+    Raises:
+        WindowNotReadyError: no judge has judged the window.
+    """
+    windows = [window_id] if window_id else await judged_windows(store, _WINDOWS)
+    for name in windows:
+        groups = await _groups(store, name)
+        if not groups:
+            if window_id:
+                raise WindowNotReadyError(f"no judge has judged window {name}: train it first")
+            continue
+        answers = await read_answers(store, [name], person)
+        asked = {frozenset((one.better, one.worse)) for one in answers}
+        pair = next_pair(groups, asked, f"{person}:{name}")
+        if pair is None:
+            continue
+        plays = [await _play(store, one) for one in pair]
+        async with store.game.acquire() as connection:
+            outcomes = await window_outcomes(connection, parse_window_id(name))
+        truth = tuple(_outcome_line(one.outcome_json) for one in outcomes)
+        return PairShown(
+            window_id=name, plays=(plays[0], plays[1]), truth=truth, answered=len(asked)
+        )
+    return None
+
+
+async def answer_pair(
+    store: Store, person: str, window_id: str, first: str, second: str, better: str, because: str
+) -> None:
+    """Store a person's answer to a pair.
+
+    Raises:
+        WindowNotReadyError: the two are not of one judged group of the window, or the better one
+            is neither of them.
+    """
+    groups = await _groups(store, window_id)
+    known = any({first, second} <= set(group.trajectory_ids) for group in groups)
+    if not known or first == second or better not in (first, second):
+        raise WindowNotReadyError(
+            f"window {window_id} has no judged group with the two trajectories of this answer"
+        )
+    row = await store.pool.fetchrow(
+        "SELECT scenario_id FROM babylon.judgments WHERE window_id = $1 AND $2 = ANY("
+        "trajectory_ids) AND NOT starts_with(judge, 'person:') LIMIT 1",
+        window_id,
+        better,
+    )
+    answer = PairAnswer(
+        window_id=window_id,
+        scenario_id=row["scenario_id"] if row else "",
+        person=person,
+        better=better,
+        worse=second if better == first else first,
+        first=first,
+    )
+    await store_answer(store, answer, because[:_MOST_CHARS])
+
+
+async def _groups(store: Store, window_id: str) -> list[JudgedGroup]:
+    """Return the groups of the judge that judged the window first, with their trajectories."""
+    rows = await judges_of(store, window_id)
+    found = [[group for group in judged_groups(row) if group.trajectory_ids] for row in rows]
+    return next(filter(None, found), [])
+
+
+async def _play(store: Store, trajectory_id: str) -> PlayShown:
+    shown = await read_trajectory(store, trajectory_id)
+    if shown is None:  # retention removed it, or it came by another way
+        return PlayShown(trajectory_id=trajectory_id, agent_id="", pnl_usd=None, lines=())
+    return PlayShown(
+        trajectory_id=trajectory_id,
+        agent_id=shown.agent_id,
+        pnl_usd=shown.pnl_usd,
+        lines=tuple(_line(step) for step in shown.steps),
+    )
+
+
+def _line(step: StepShown) -> str:
+    said = " / ".join(_short(call.answer) for call in step.calls)
+    done = " ".join(f"{name}={_short(value)}" for name, value in step.action.items())
+    return f"[{step.number}] {said} | {done}"
+
+
+def _outcome_line(row: str) -> str:
+    values = msgspec.json.decode(row)
+    return ", ".join(f"{name} {_short(str(v))}" for name, v in values.items() if v is not None)
+
+
+def _short(text: str) -> str:
+    text = one_line(text)  # a terminal obeys control characters
+    return text if len(text) <= _MOST_CHARS else text[:_MOST_CHARS] + "…"

@@ -1,0 +1,179 @@
+"""Judging a window by several judges: models, checkpoints, and people who answered pairs.
+
+Each judge asks and stores by itself, as if it were alone, under the common budget. A judge that
+fails is left out of this window. ``babylon.scoring.judge.panel`` combines the opinions.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from pydantic import SecretStr
+
+from babylon.core.settings import JudgeSettings
+from babylon.scoring.judge.calibrate import Estimate
+from babylon.scoring.judge.judgment import JudgedScore, Judgments, Level
+from babylon.scoring.judge.panel import (
+    Combined,
+    PanelGroup,
+    PanelJudgment,
+    judge_together,
+    side_by_side,
+)
+from babylon.scoring.judge.people import PEOPLE, people_groups
+from babylon.scoring.judge.reported_validity import judged_groups
+from babylon.scoring.judge.validity import JudgedGroup, Trust, believe, learn
+from babylon.store import Store
+from babylon.store.judge_validity import JudgeIdentity, WindowValidity
+from babylon.store.people import read_answers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberJudgment:
+    """One judge's opinions of a window, and of its last windows, newest first."""
+
+    by: JudgeIdentity
+    judgments: Judgments
+    before: Sequence[WindowValidity]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelResult:
+    """The panel's judgments, and its opinions of windows before, the oldest first."""
+
+    by: JudgeIdentity
+    judgments: Judgments
+    trust: Trust
+    before: tuple[tuple[JudgedGroup, ...], ...]
+    weights: Mapping[str, float]
+    disagreement: float | None
+
+
+def panel_members(judge: JudgeSettings) -> list[JudgeSettings]:
+    """Return the settings of the judge and of each other judge that ``JUDGE_PANEL`` names.
+
+    An entry is a model of the judge's own server, ``MODEL@URL`` of another one, or the directory of
+    a checkpoint. The judge's key is sent to no other server.
+    """
+    members = [judge]
+    for entry in filter(None, (part.strip() for part in judge.panel.split(","))):
+        model, at, url = entry.partition("@http")
+        if at:
+            key = judge.panel_api_key or SecretStr("none")
+            changes = {"model": model, "base_url": f"http{url}", "api_key": key, "model_path": None}
+        elif "/" in entry and Path(entry).expanduser().is_dir():
+            changes = {"model": None, "model_path": Path(entry).expanduser()}
+        else:
+            changes = {"model": entry, "model_path": None}
+        members.append(judge.model_copy(update=changes))
+    return members
+
+
+async def together(store: Store, window_id: str, members: Sequence[MemberJudgment]) -> PanelResult:
+    """Combine what the members and people said of a window."""
+    window = {one.by.judge: list(one.judgments.groups) for one in members}
+    earlier: dict[str, dict[str, list[JudgedGroup]]] = {}
+    for one in members:
+        for row in one.before:
+            known = [group for group in judged_groups(row) if group.trajectory_ids]
+            earlier.setdefault(row.window_id, {})[one.by.judge] = known
+    answers = await read_answers(store, [window_id.partition("+")[0], *earlier])
+    for name, own in [(window_id.partition("+")[0], window), *earlier.items()]:
+        if told := [answer for answer in answers if answer.window_id == name]:
+            own[PEOPLE] = people_groups(told, _outcomes(own.values()))
+    judges = [one.by.judge for one in members]
+    if any(PEOPLE in own for own in (window, *earlier.values())):
+        judges.append(PEOPLE)
+    before = [side_by_side(earlier[name]) for name in sorted(earlier)]
+    groups = side_by_side(window)
+    found = await asyncio.to_thread(judge_together, judges, before, groups)
+    history = [group for one in found.before for group in one]
+    trust = await asyncio.to_thread(learn, history)
+    first = members[0]
+    disagreements = [g.disagreement for g in found.groups if g.disagreement is not None]
+    return PanelResult(
+        by=replace(first.by, judge=f"panel: {' + '.join(judges)}"),
+        judgments=_judgments(members, groups, found, trust),
+        trust=trust,
+        before=found.before,
+        weights=found.weights,
+        disagreement=fmean(disagreements) if disagreements else None,
+    )
+
+
+def _outcomes(judges: Iterable[Sequence[JudgedGroup]]) -> dict[str, float]:
+    outcomes: dict[str, float] = {}
+    for groups in judges:
+        for group in groups:
+            outcomes |= zip(group.trajectory_ids, group.outcomes, strict=False)
+    return outcomes
+
+
+def _judgments(
+    members: Sequence[MemberJudgment],
+    groups: Sequence[PanelGroup],
+    found: PanelJudgment,
+    trust: Trust,
+) -> Judgments:
+    own = {
+        one.by.judge: {score.trajectory_id: score for score in one.judgments.scores}
+        for one in members
+    }
+    scores = [
+        score
+        for group, combined in zip(groups, found.groups, strict=True)
+        for score in _scores(group, combined, trust, own)
+    ]
+    judged = {score.trajectory_id for score in scores}
+    lost = {r.trajectory_id: r for one in members for r in one.judgments.rejected}
+    every = [one.judgments for one in members]
+    return Judgments(
+        scores=tuple(scores),
+        rejected=tuple(loss for name, loss in lost.items() if name not in judged),
+        groups=tuple(combined.group for combined in found.groups),
+        canaries=(),
+        level=max((one.level for one in every), key=list(Level).index),
+        reliability=fmean(one.reliability for one in every),
+        requests=sum(one.requests for one in every),
+        tokens=sum(one.tokens for one in every),
+        usd=sum(one.usd for one in every),
+    )
+
+
+def _scores(
+    group: PanelGroup,
+    combined: Combined,
+    trust: Trust,
+    own: Mapping[str, Mapping[str, JudgedScore]],
+) -> list[JudgedScore]:
+    """Return the scores of a group, with each judge's opinion and reasons."""
+    opinion = combined.group
+    estimate = Estimate(
+        scores=np.array(opinion.opinions), errors=np.array(opinion.errors), reliability=1.0
+    )
+    values, halves = believe(estimate, trust, range(len(opinion.opinions)))
+    scores = []
+    for at, name in enumerate(opinion.trajectory_ids):
+        said = {judge: given[name] for judge, given in own.items() if name in given}
+        if not said:  # only people judged it
+            continue
+        parts = {judge: given[name][0] for judge, given in group.opinions.items() if name in given}
+        reasons = tuple(f"{judge}: {why}" for judge, one in said.items() for why in one.reasons)
+        scores.append(
+            JudgedScore(
+                trajectory_id=name,
+                score=float(values[at]),
+                low=max(float(values[at] - halves[at]), 0.0),
+                high=min(float(values[at] + halves[at]), 1.0),
+                reasons=reasons,
+                seen=next(iter(said.values())).seen,
+                opinions=parts,
+            )
+        )
+    return scores

@@ -1,0 +1,1 @@
+"""An update on several processes, one a GPU, which torchrun starts."""

@@ -1,0 +1,1 @@
+"""Learning on the levels of the curriculum, beside its baselines."""

@@ -1,0 +1,101 @@
+"""Results of runs on disk, one file each, and their table. A run with a file is not repeated."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKey:
+    """The choices that decide a run's figures. ``settings``: those changed by ``--set``."""
+
+    level: str
+    arm: str
+    seed: int
+    hours: int
+    agents: int
+    worlds: int
+    base: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> str:
+        digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
+        return f"{self.level}-{self.arm}-seed{self.seed}-{digest}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """The end of a run on the level's unseen worlds: mean P&L of policy, base and best rule.
+
+    ``gain``: the paired difference to the base model with its 95 % interval; ``beside``: to the
+    rule. ``curve``: rows of the hours, or (decisions, P&L).
+    """
+
+    key: RunKey
+    pnl: float
+    malformed: float
+    base_pnl: float
+    rule: str
+    rule_pnl: float
+    gain: tuple[float, float, float]
+    beside: tuple[float, float, float]
+    decisions: int
+    cpu_s: float
+    curve: tuple[object, ...]
+
+
+def stored(directory: Path, key: RunKey) -> RunResult | None:
+    """Return the result of a run, ``None`` if it was not run."""
+    path = directory / key.file
+    return _read(path) if path.exists() else None
+
+
+def store(directory: Path, result: RunResult) -> None:
+    """Write a result. It appears whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    part = directory / f".{result.key.file}"
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
+    part.replace(directory / result.key.file)
+
+
+def all_stored(directory: Path) -> list[RunResult]:
+    return [_read(path) for path in sorted(directory.glob("L*.json"))]
+
+
+def table(results: Iterable[RunResult]) -> list[str]:
+    """Return a Markdown table: one row for each level, arm and setting, over its seeds.
+
+    Brackets: of several seeds the lowest and highest, of one its 95 % interval over worlds.
+    """
+    groups: dict[tuple[str, str, int, int, tuple[str, ...]], list[RunResult]] = {}
+    for one in results:
+        key = one.key
+        group = (key.level, key.arm, key.hours, key.agents, key.settings)
+        groups.setdefault(group, []).append(one)
+    lines = [
+        "| level | arm | hours × agents | seeds | P&L | over the base | malformed | CPU s | base |"
+        " best rule |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for (level, arm, hours, agents, changed), runs in sorted(groups.items(), key=str):
+        gains = [run.gain[0] for run in runs]
+        low, high = (min(gains), max(gains)) if len(runs) > 1 else runs[0].gain[1:]
+        name = " ".join([arm, *changed])
+        rule = f"{runs[0].rule} {runs[0].rule_pnl:.0f}"
+        lines.append(
+            f"| {level} | {name} | {hours} × {agents} | {len(runs)}"
+            f" | {fmean(run.pnl for run in runs):.0f}"
+            f" | {fmean(gains):+.0f} [{low:+.0f}, {high:+.0f}]"
+            f" | {fmean(run.malformed for run in runs):.1%} | {fmean(r.cpu_s for r in runs):.0f}"
+            f" | {fmean(run.base_pnl for run in runs):.0f} | {rule} |"
+        )
+    return lines
+
+
+def _read(path: Path) -> RunResult:
+    return msgspec.json.decode(path.read_bytes(), type=RunResult)

@@ -1,0 +1,79 @@
+"""A winner that plays worse on the frozen suite than the best policy of the line is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from babylon.core.types import Claim, Verdict
+from babylon.evaluation.arena.frozen import compared, frozen_check, suite_of, withheld
+from babylon.evaluation.arena.play import PlayerResult, play, result_of, scripted
+from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.arena.worlds import simulated
+from babylon.game.market.scenario import STARTER
+from babylon.game.market.scripted import SCRIPTED_AGENTS
+from babylon.store import Store
+from babylon.store.policies import ensure_base
+
+NEWS, CONTRARIAN = (scripted(SCRIPTED_AGENTS[name]) for name in ("news", "contrarian"))
+PROMOTED = Verdict(
+    claim=Claim(window_id="w", epoch=1, owner="worker"),
+    policy_version=2,
+    route_version=1,
+    promote=True,
+    reason="a gain",
+)
+
+
+def result(mean: float, malformed: float = 0.0) -> PlayerResult:
+    """A player whose worlds differ by $100."""
+    pnl = mean + 100.0 * np.random.default_rng(0).standard_normal(256)
+    return PlayerResult(
+        pnl=tuple(pnl.tolist()), equity=(0.0,), win_rate=0.5, malformed=malformed, drawdown=0.0
+    )
+
+
+async def test_the_best_policy_of_the_line_is_the_measure_and_plays_once(
+    store: Store, tmp_path: Path
+) -> None:
+    await ensure_base(store, uri=str(tmp_path), base_model="embedded")
+    worlds = simulated(unseen_scenarios("gate", "w", 256))
+    first = await frozen_check(store, worlds, {0: NEWS, 1: NEWS}, 1, 0)
+    assert first.problem is None and first.pnl == first.best_pnl and first.scenarios == 32
+    own = result_of(play(NEWS, suite_of(STARTER, 256))).mean_pnl.mean
+    assert first.pnl == pytest.approx(own)
+
+    # the serving policy is as bad as the challenger, and the base model, which served, is better
+    later = await frozen_check(store, worlds, {2: CONTRARIAN, 3: CONTRARIAN}, 3, 0)
+    assert later.best_version == 0 and later.suite_digest == first.suite_digest
+    assert later.problem is not None and "to policy 0 is -" in later.problem
+    verdict = withheld(PROMOTED, later)
+    assert not verdict.promote and verdict.evidence == "the frozen suite"
+    assert verdict.reason.startswith("forgotten: ") and verdict.reason.endswith("a gain")
+    assert withheld(PROMOTED, first) == replace(PROMOTED, frozen=first)
+
+
+def test_other_rules_have_another_suite_and_the_same_rules_the_same() -> None:
+    assert suite_of(STARTER, 2048) == suite_of(STARTER, 2048)
+    assert len(suite_of(STARTER, 2048)) == 256
+    others = suite_of(replace(STARTER, news_reliability=0.05), 2048)
+    assert not {world.scenario_id for world in others} & {
+        world.scenario_id for world in suite_of(STARTER, 2048)
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "problem"),
+    [
+        (result(300), None),
+        (result(260), None),  # less, but not by more than 5 % of $1,000
+        (result(240), "P&L difference to policy 1 is -60.0"),
+        # two points at each of three gates are six in all
+        (result(300, 0.06), "malformed replies are 6.0%, of an earlier policy 0.0%"),
+    ],
+)
+def test_losses_and_malformed_replies_add_up(own: PlayerResult, problem: str | None) -> None:
+    line = {0: result(0), 1: result(300, 0.02), 2: result(290, 0.04)}
+    found = compared(own, line, STARTER, "digest").problem
+    assert found is None if problem is None else found is not None and problem in found

@@ -1,0 +1,141 @@
+"""Panels and people as judges, with the score stage on a real Postgres and over real HTTP."""
+
+import asyncio
+import io
+import json
+import sys
+
+import pytest
+
+from babylon.core.errors import ScoringError, WindowNotReadyError
+from babylon.core.metrics import scored_metrics
+from babylon.core.trajectories import training_rows
+from babylon.dataset.scores import read_scores
+from babylon.ops.pages.pairs import answer_pair, read_pair
+from babylon.scoring.judge.reported_validity import read_people, read_validity
+from babylon.stages.score import score_window
+from babylon.store.judgments import spent_by_day
+from babylon.store.people import read_answers
+from babylon.store.scores import list_scores
+from tests.integration.game import WINDOW
+from tests.integration.test_judge import _cli, judge_for, thinned  # noqa: F401
+
+
+async def answer_all(store, person="ann"):
+    """Answer every pair by profit, as a person at the terminal does."""
+    count = 0
+    while (pair := await read_pair(store, person, WINDOW.id)) is not None:
+        first, second = pair.plays
+        better = max(pair.plays, key=lambda play: play.pnl_usd).trajectory_id
+        names = (first.trajectory_id, second.trajectory_id)
+        await answer_pair(store, person, WINDOW.id, *names, better, "it earned more")
+        count += 1
+    return count
+
+
+async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings, noise=0.1) as (judge, asked):
+        away = "away@http://127.0.0.1:9/v1"
+        asked = asked.replace(judge={"panel": f"second,{away}", "retries": 0})
+        scored = await score_window(store, asked, thinned)
+        requests = judge.requests
+        again = await score_window(store, asked, thinned)
+        assert judge.requests == requests
+    metrics = scored_metrics(scored)
+    assert metrics["judge_panel"] == "loopback 0.50, second 0.50"
+    assert metrics["judge_panel_failed"] == 1 and metrics["judge_disagreement"] < 1
+    assert scored_metrics(again)["judge_panel"] == metrics["judge_panel"]
+    rows = await list_scores(store, WINDOW.id)
+    assert all(set(row.components) == {"loopback", "second"} for row in rows)
+    assert any(reason.startswith("second: ") for row in rows for reason in row.reasons)
+    judges = {one.by.judge: one for one in await read_validity(store)}
+    assert set(judges) == {"loopback", "second", "panel: loopback + second"}
+    stored = await store.pool.fetch("SELECT DISTINCT judge FROM babylon.judgments")
+    assert {row["judge"] for row in stored} >= {"loopback", "second"}
+
+
+async def test_a_panel_of_which_all_fail_is_an_error(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings, key="right") as (_, asked):
+        asked = asked.replace(judge={"panel": "second", "api_key": "wrong", "retries": 0})
+        with pytest.raises(ScoringError, match="Incorrect API key"):
+            await score_window(store, asked, thinned)
+
+
+async def test_answers_of_people_enter_the_panel_and_no_dataset(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings, noise=0.1) as (_, asked):
+        first = await score_window(store, asked, thinned)
+        answered = await answer_all(store)
+        assert answered >= first.artifact.rows
+        assert len(await read_answers(store, [WINDOW.id], "ann")) == answered
+        scored = await score_window(store, asked, thinned)
+    assert scored_metrics(scored)["judge_panel"].startswith("loopback 0.")
+    assert "people 0." in scored_metrics(scored)["judge_panel"]
+    (ann,) = await read_people(store)
+    assert (ann.person, ann.pairs, ann.right) == ("ann", answered, 1.0)
+    columns = await read_scores(store, WINDOW.id)
+    assert all(row["judge_model"] == "loopback" for row in columns.values())
+    assert not any("person" in row.judge for row in await spent_by_day(store))
+    learnt = repr(training_rows(settings.home, scored.artifact))
+    assert "canary" not in learnt and "earned more" not in learnt
+
+
+async def test_an_answer_about_other_plays_is_refused(store, settings, thinned):  # noqa: F811
+    with pytest.raises(WindowNotReadyError, match="no judge has judged window"):
+        await read_pair(store, "ann", WINDOW.id)
+    async with judge_for(settings) as (_, asked):
+        await score_window(store, asked, thinned)
+    pair = await read_pair(store, "ann")
+    one = pair.plays[0].trajectory_id
+    for names in ((one, "other", one), (one, one, one), (one, pair.plays[1].trajectory_id, "x")):
+        with pytest.raises(WindowNotReadyError, match="no judged group"):
+            await answer_pair(store, "ann", WINDOW.id, *names, "")
+    assert not await read_answers(store)
+
+
+async def test_canaries_are_stored_reported_and_never_scored(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings, noise=0.05) as (_, asked):
+        scored = await score_window(store, asked, thinned)
+    (report,) = await read_validity(store)
+    assert {line.kind for line in report.canaries} >= {"swapped"} and len(report.canaries) == 2
+    assert report.windows[0].canaries
+    names = [name for name in scored_metrics(scored) if name.startswith("judge_canary_")]
+    assert len(names) == 2
+    asked_about = await store.pool.fetchval(
+        "SELECT count(*) FROM babylon.judgments, unnest(trajectory_ids) AS n"
+        " WHERE starts_with(n, 'canary:')"
+    )
+    assert asked_about == 1
+    assert not any("canary" in row.trajectory_id for row in await list_scores(store, WINDOW.id))
+    assert not any("canary" in name for name in await read_scores(store, WINDOW.id))
+
+
+async def test_pairs_are_asked_in_the_terminal(
+    store,
+    settings,
+    thinned,  # noqa: F811
+    monkeypatch,
+    capsys,
+):
+    async with judge_for(settings) as (_, asked):
+        await score_window(store, asked, thinned)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("what\n2 it waited\n1\nq\n"))
+
+    async def told(*command):
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(_cli, ["judge", *command])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    shown = await told("pairs", "--person", "bob")
+    assert "Which is better" in shown and "2 answers stored" in shown and "Play 2: " in shown
+    assert json.loads(await told("pairs", "--person", "bob", "--json"))["answered"] == 2
+    shown = await told("validity")
+    assert "bob" in shown and "swapped" in shown
+    (first, _) = await read_answers(store, [WINDOW.id], "bob")
+    reasons = await store.pool.fetchval(
+        "SELECT explanations FROM babylon.judgments WHERE judge = 'person:bob'"
+        " ORDER BY judgment_id LIMIT 1"
+    )
+    assert reasons == ["it waited"] * 2 and first.better != first.first

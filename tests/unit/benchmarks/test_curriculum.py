@@ -1,0 +1,69 @@
+"""Runs of the curriculum are kept, and not run again."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from babylon.game.market.scenario import STARTER, make_scenario
+from benchmarks.curriculum import __main__ as program
+from benchmarks.curriculum import ppo
+from benchmarks.curriculum.results import RunKey, RunResult, all_stored, table
+
+
+def result(key: RunKey, gain: float) -> RunResult:
+    return RunResult(
+        key=key,
+        pnl=40 + gain,
+        malformed=0.01,
+        base_pnl=40,
+        rule="bold",
+        rule_pnl=500,
+        gain=(gain, gain - 5, gain + 5),
+        beside=(gain - 460, gain - 470, gain - 450),
+        decisions=100,
+        cpu_s=60,
+        curve=([1, 2.0],),
+    )
+
+
+def test_a_run_that_has_a_result_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[RunKey] = []
+
+    def run(key: RunKey, base: Path, looks: list[int]) -> RunResult:
+        ran.append(key)
+        return result(key, 100.0 + 20 * key.seed)
+
+    monkeypatch.setattr(program, "run", run)
+    common = ["--base", "/models/b", "--results", str(tmp_path), "--level", "L1"]
+    program.main([*common, "--seeds", "0", "1"])
+    program.main([*common, "--seeds", "0", "1", "2"])
+    program.main([*common, "--seeds", "0", "--set", "discount=0.5"])
+    assert [(key.seed, key.settings) for key in ran] == [
+        (0, ()),
+        (1, ()),
+        (2, ()),
+        (0, ("discount=0.5",)),
+    ]
+    assert {one.key for one in all_stored(tmp_path)} == set(ran)
+    program.main(["--table", "--results", str(tmp_path)])
+    assert len(ran) == 4
+    assert "| L1 | ours | 8 × 64 | 3 | 160 | +120 [+100, +140] |" in capsys.readouterr().out
+
+
+def test_the_interval_of_one_seed_is_over_worlds() -> None:
+    key = RunKey(level="L0", arm="ppo", seed=0, hours=1, agents=8, worlds=4, base="b")
+    assert "| +9 [+4, +14] |" in table([result(key, 9.0)])[2]
+
+
+def test_ppo_plays_and_updates_in_whole_plays_and_its_final_play_repeats() -> None:
+    worlds = [make_scenario(f"ppo:{number}", STARTER) for number in range(8)]
+    runs = list(ppo.train(STARTER, 0, 3 * ppo.ENVS * STARTER.ticks))
+    assert [done for done, _ in runs] == [384, 768, 1152]
+    trader = runs[-1][1]
+    found = ppo.pnl(trader, worlds)
+    assert len(found) == 8 and found == ppo.pnl(trader, worlds)
+    logprob, entropy = trader.logprob(torch.zeros(2, 25), torch.zeros(2, 2, dtype=torch.long))
+    assert (logprob < 0).all() and (entropy > 0).all()

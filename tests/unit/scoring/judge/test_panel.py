@@ -1,0 +1,178 @@
+"""Panels of simulated judges whose errors are known, and people's answers."""
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from babylon.core.settings import JudgeSettings
+from babylon.scoring.judge.judge_panel import panel_members
+from babylon.scoring.judge.panel import PanelGroup, judge_together, side_by_side
+from babylon.scoring.judge.people import next_pair, people_groups, people_lines
+from babylon.scoring.judge.validity import JudgedGroup, agreement, evidence
+from babylon.store.people import PairAnswer
+
+# judge → standard deviations of its own error, and of the error that all with "common" share
+JUDGES = {"good": (0.1, 0.0), "poor": (0.5, 0.0)}
+ALIKE = {"one": (0.05, 0.2), "same": (0.05, 0.2), "other": (0.2, 0.0)}
+
+
+def window(random, judges, size=8, told=True, missing=()):
+    truth = {f"t{random.random()}": random.gauss(0, 0.2) for _ in range(size)}
+    common = {name: random.gauss(0, 1) for name in truth}
+    opinions = {
+        judge: {
+            name: ((t if told else 0) + random.gauss(0, own) + shared * common[name], own)
+            for name, t in truth.items()
+        }
+        for judge, (own, shared) in judges.items()
+        if judge not in missing
+    }
+    return PanelGroup(outcomes={n: 100 * t for n, t in truth.items()}, opinions=opinions)
+
+
+def learned(judges, windows=30, **options):
+    random = Random(1)
+    before = [[window(random, judges, **options)] for _ in range(windows)]
+    return judge_together(list(judges), before, [window(random, judges, **options)])
+
+
+def test_without_a_history_all_judges_weigh_the_same():
+    found = learned(ALIKE, windows=0)
+    assert list(found.weights.values()) == pytest.approx([1 / 3] * 3)
+
+
+def test_the_judge_that_agrees_with_outcomes_gets_the_weight():
+    weights = learned(JUDGES).weights
+    assert weights["good"] > 0.8 and sum(weights.values()) == pytest.approx(1)
+
+
+def test_judges_that_err_together_share_a_weight():
+    weights = learned(ALIKE).weights
+    assert weights["other"] > 0.4
+    assert weights["one"] + weights["same"] == pytest.approx(1 - weights["other"])
+    assert max(weights["one"], weights["same"]) < weights["other"]
+
+
+def test_a_judge_that_is_worse_than_chance_is_left_out():
+    random = Random(2)
+    before = []
+    for _ in range(30):
+        one = window(random, {"good": (0.1, 0.0), "liar": (0.1, 0.0)})
+        lies = {name: (-value, error) for name, (value, error) in one.opinions["liar"].items()}
+        before.append([PanelGroup(outcomes=one.outcomes, opinions={**one.opinions, "liar": lies})])
+    assert judge_together(["good", "liar"], before, []).weights["liar"] == 0
+
+
+def test_a_panel_is_better_than_its_members():
+    random, judges = Random(3), {name: (0.2, 0.0) for name in "abc"}
+    windows = [[window(random, judges)] for _ in range(40)]
+    together = [group for one in judge_together("abc", windows, []).before for group in one]
+    alone = [
+        JudgedGroup(
+            opinions=tuple(o for o, _ in one.opinions["a"].values()),
+            errors=(0.2,) * len(one.outcomes),
+            outcomes=tuple(one.outcomes.values()),
+        )
+        for (one,) in windows
+    ]
+    assert agreement(together).correlation > agreement(alone).correlation + 0.1
+
+
+def test_judges_that_know_nothing_reach_the_evidence_in_few_windows():
+    """Each window is weighed by windows before it only, so its evidence stays honest."""
+    proved = 0
+    for seed in range(40):
+        random, judges = Random(seed), {"a": (0.2, 0.0), "b": (0.2, 0.0)}
+        before = [[window(random, judges, told=False)] for _ in range(12)]
+        groups = [group for one in judge_together("ab", before, []).before for group in one]
+        proved += evidence(groups) >= 20
+    assert proved <= 4
+
+
+def test_a_judge_that_lacks_a_trajectory_or_a_window_takes_no_part_there():
+    random = Random(4)
+    full = window(random, JUDGES)
+    lost = next(iter(full.outcomes))
+    partly = {name: one for name, one in full.opinions["good"].items() if name != lost}
+    group = PanelGroup(outcomes=full.outcomes, opinions={**full.opinions, "good": partly})
+    (combined,) = judge_together(
+        list(JUDGES), [[window(random, JUDGES, missing=("poor",))]], [group]
+    ).groups
+    assert set(combined.group.trajectory_ids) == set(full.outcomes)
+    assert min(combined.group.opinions) >= 0 and max(combined.group.opinions) <= 1
+    assert 0 < combined.disagreement < 2
+
+
+def test_groups_of_several_judges_are_joined_by_their_trajectories():
+    def group(names):
+        return JudgedGroup(
+            opinions=tuple(0.1 * at for at in range(len(names))),
+            errors=(0.1,) * len(names),
+            outcomes=tuple(float(ord(name)) for name in names),
+            trajectory_ids=tuple(names),
+        )
+
+    joined = side_by_side({"a": [group("xyz"), group("mn")], "b": [group("nm"), group("xz")]})
+    assert [sorted(one.outcomes) for one in joined] == [["x", "y", "z"], ["m", "n"]]
+    assert [sorted(one.opinions) for one in joined] == [["a", "b"], ["a", "b"]]
+    assert joined[1].opinions["b"]["n"][0] == 0.0
+
+
+def test_members_of_a_panel_and_their_keys(tmp_path: Path):
+    judge = JudgeSettings(
+        model="first", api_key="ours", panel=f"second, third@http://host:1/v1 ,{tmp_path}"
+    )
+    first, second, third, local = panel_members(judge)
+    assert (first, second.model, second.base_url) == (judge, "second", judge.base_url)
+    assert second.api_key.get_secret_value() == "ours"
+    assert (third.model, third.base_url) == ("third", "http://host:1/v1")
+    assert third.api_key.get_secret_value() == "none"
+    assert (local.model, local.model_path) == (None, tmp_path)
+
+
+def answer(better, worse, person="ann", first=None, scenario="s"):
+    return PairAnswer(
+        window_id="w",
+        scenario_id=scenario,
+        person=person,
+        better=better,
+        worse=worse,
+        first=first or better,
+    )
+
+
+def test_answers_of_people_become_opinions():
+    answers = [answer("a", "b"), answer("b", "c", first="c"), answer("a", "c"), answer("a", "gone")]
+    (group,) = people_groups(answers, {"a": 5.0, "b": 1.0, "c": -4.0})
+    ranked = dict(zip(group.trajectory_ids, group.opinions, strict=True))
+    assert ranked["a"] > ranked["b"] > ranked["c"]
+    assert group.outcomes == (5.0, 1.0, -4.0) and min(group.errors) > 0
+
+
+def test_lines_of_people_count_pairs_with_outcomes():
+    answers = [answer("a", "b"), answer("c", "a"), answer("a", "c", "bob"), answer("a", "x", "bob")]
+    ann, bob = people_lines(answers, {"a": 1.0, "b": 0.0, "c": 0.0})
+    assert (ann.person, ann.pairs, ann.decided, ann.right) == ("ann", 2, 2, 0.5)
+    assert (bob.pairs, bob.decided, bob.right) == (2, 1, 1.0) and bob.low < 0.5
+    (carl,) = people_lines([answer("q", "r", "carl")], {})
+    assert carl.right is None
+
+
+def test_pairs_compare_every_trajectory_twice_and_then_neighbours():
+    names = "abcde"
+    group = JudgedGroup(
+        opinions=(0.1, 0.2, 0.3, 0.9, 0.95),
+        errors=(0.1,) * 5,
+        outcomes=(0.0,) * 5,
+        trajectory_ids=tuple(names),
+    )
+    asked: set[frozenset[str]] = set()
+    met = []
+    while (pair := next_pair([group], asked, "seed")) is not None:
+        assert frozenset(pair) not in asked
+        asked.add(frozenset(pair))
+        met += pair
+    assert min(np.unique(met, return_counts=True)[1]) >= 2
+    assert frozenset("de") in asked and 5 <= len(asked) <= 9

@@ -1,0 +1,94 @@
+"""Training a judge: lessons from earlier windows, rewards of answers, and a tiny model."""
+
+import pytest
+
+from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
+from babylon.scoring.judge.prompt import parse_reply
+from babylon.stages.train_judge import (
+    JudgeTraining,
+    OutcomeWindow,
+    compare,
+    lessons,
+    reward,
+    split_by_time,
+    train_judge,
+)
+from babylon.training.grpo.config import TrainerConfig
+from tests.judged import judged, step
+from tests.tiny_policy import tiny_model, tiny_tokenizer
+
+CONFIG = JudgeConfig(
+    method="regression",
+    rubric=Rubric(name="tiny", text="Profit."),
+    context_tokens=2048,
+    repeats=False,
+)
+
+
+def window(hour, *profits, scenario="s"):
+    plays = tuple(
+        judged(f"{hour}-{n}", profit, [step(0, said="b")], scenario=scenario)
+        for n, profit in enumerate(profits)
+    )
+    return OutcomeWindow(window_id=f"2025-11-14T{hour:02}:00", judged=plays, truth=GroundTruth())
+
+
+WINDOWS = [window(2, 5.0, -5.0), window(0, 10.0, -90.0, 40.0), window(1, 0.0, 20.0)]
+
+
+def test_windows_are_split_by_time_and_share_no_trajectory():
+    early, late = split_by_time(WINDOWS, 0.3)
+    assert [one.window_id[11:13] for one in early] == ["00", "01"]
+    assert [one.window_id[11:13] for one in late] == ["02"]
+    with pytest.raises(WindowNotReadyError, match=r"1 windows .* cannot be split"):
+        split_by_time(WINDOWS[:1], 0.3)
+    same = OutcomeWindow(
+        window_id="2025-11-15T00:00", judged=WINDOWS[1].judged, truth=GroundTruth()
+    )
+    with pytest.raises(TrainingError, match="is in an earlier and in a later window"):
+        split_by_time([WINDOWS[1], same], 0.5)
+
+
+def test_the_right_score_is_the_share_of_earlier_plays_that_earned_less():
+    taught = {one.trajectory_id: one for one in lessons(WINDOWS, CONFIG)}
+    assert taught["t-0-1"].right == 0 and taught["t-0-2"].right == 1
+    middle = taught["t-2-0"]
+    assert middle.right == pytest.approx(3 / 6)
+    assert parse_reply(middle.prompt, middle.reply).scores == (0.5,)
+    again = {one.trajectory_id: one for one in lessons(WINDOWS, CONFIG, 1)}
+    assert again["t-2-0"].prompt.hash != middle.prompt.hash
+
+
+def test_an_answer_is_rewarded_by_its_distance_and_babble_is_not():
+    lesson = next(one for one in lessons(WINDOWS, CONFIG) if one.right == 1)
+    assert reward(lesson, lesson.reply) == 1
+    assert reward(lesson, '{"explanation":"","score":0.25}') == 0.25
+    assert reward(lesson, "profit!") == reward(lesson, '{"score":7}') == 0
+
+
+def test_a_judge_is_compared_with_the_heuristic_and_a_random_one():
+    windows = [window(hour, *[float(n * n) for n in range(8)]) for hour in range(6)]
+    found = {one.name: one for one in compare({"none": []}, windows, 0)}
+    assert found["none"].agreement is None and found["none"].judged == 0
+    assert found["heuristic"].agreement.correlation > 0.9
+    assert abs(found["random"].agreement.correlation) < 0.6
+    assert found["random"].judged == found["heuristic"].judged == 48
+
+
+def test_sft_and_grpo_write_the_checkpoint_with_the_best_reward(tmp_path, monkeypatch):
+    """A model that cannot judge yet: its reward here is the share of the letter e."""
+    monkeypatch.setattr(
+        "babylon.stages.train_judge.reward", lambda lesson, text: text.count("e") / 64
+    )
+    base, target = tmp_path / "base", tmp_path / "judge"
+    tiny_model(0, max_position_embeddings=4096).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    options = JudgeTraining(epochs=2, rounds=1, prompts=2, answers=4, batch_size=2)
+    trainer = TrainerConfig(learning_rate=1e-3, iterations=2, warmup_steps=0)
+    lines: list[str] = []
+    losses, rewards = train_judge(base, WINDOWS[1:], target, CONFIG, trainer, options, lines.append)
+    assert losses[-1] < losses[0] and len(losses) == 5
+    assert len(rewards) == 2 and len(lines) == 3
+    assert (target / "config.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "judge"]

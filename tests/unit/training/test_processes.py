@@ -1,0 +1,201 @@
+"""One update on 1, 2 and 4 processes gives one result, also after one of them was killed."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.training.backends.own_trainer import run_job
+from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.grpo.ranks import shares
+from babylon.training.grpo.training_input import CallTokens
+from babylon.training.processes.job import UpdateJob
+from babylon.training.processes.launch import run_in_processes
+from babylon.training.processes.torch_ranks import TorchRanks
+from babylon.training.trainable import DEFAULT_OPTIONS, Tuning
+from babylon.training.update import Update
+from tests.tiny_policy import save_tiny_policy
+from tests.unit.training.test_resume import compared, rows
+
+CONFIG = TrainerConfig(
+    iterations=2,
+    trajectories_per_step=2,  # three steps; with four ranks, some of them have nothing to do
+    learning_rate=1e-3,
+    warmup_steps=5,
+    stop_kl=99.0,
+    stop_clip_fraction=1.0,
+    max_tokens=64,
+)
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
+
+
+def job(parent: Path, target: Path, tuning: Tuning = "lora") -> UpdateJob:
+    return UpdateJob(
+        parent=str(parent),
+        rows=tuple(rows()),
+        target=target,
+        tuning=tuning,
+        config=CONFIG,
+        transfer_layers="all",
+        options=DEFAULT_OPTIONS,
+        staleness={1: 0},
+        behaviours={},
+        optimizer=None,
+        progress_directory=target.with_suffix(".progress"),
+        home=None,
+    )
+
+
+def same_result(ours: tuple[Path, Update], reference: tuple[Path, Update]) -> None:
+    (path, update), (other, expected) = ours, reference
+    for name, value in compared(expected).items():
+        near = pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
+        assert compared(update)[name] == near, name
+    assert update.trajectory_ids == expected.trajectory_ids
+    file = next(f.name for f in other.iterdir() if f.suffix == ".safetensors")
+    weights, wanted = load_file(path / file), load_file(other / file)
+    assert weights.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.linalg.norm(weights[name] - value) <= 1e-5 * max(1, float(value.norm())), name
+
+
+def test_shares_are_runs_of_the_tree_and_differ_by_less_than_a_subtree() -> None:
+    calls = [
+        CallTokens(prompt=[*range(prefix), 90 + i], completion=[7] * (1 + i % 3), logprobs=None)
+        for prefix in (40, 10)
+        for i in range(5)
+    ]
+    tree = compile_tree(calls)
+    for size in (1, 2, 3, 7, 12):
+        parts = shares(tree, size)
+        assert len(parts) == size
+        assert sorted(call for part in parts for call in part) == list(range(10))
+    first, second = shares(tree, 2)
+    assert sum(map(len, (first, second))) == 10
+    lone = compile_tree(calls[:1])
+    assert shares(lone, 3) == [[0], [], []]
+    costs = [tree.only(part).unique_tokens for part in (first, second)]
+    assert max(costs) < tree.unique_tokens
+
+
+def run_forked(job: UpdateJob, size: int, directory: Path) -> Update:
+    """Run a job on forks of this process, which has imported everything already."""
+
+    def rank(number: int) -> None:
+        torch.set_num_threads(1)  # threads do not survive the fork
+        address = f"file://{directory / 'ranks'}"
+        dist.init_process_group("gloo", init_method=address, rank=number, world_size=size)
+        update = run_job(job, None, TorchRanks())
+        (directory / f"update-{number}").write_bytes(pickle.dumps(update))
+        dist.barrier()
+
+    forks = [get_context("fork").Process(target=rank, args=[number]) for number in range(size)]
+    for fork in forks:
+        fork.start()
+    for fork in forks:
+        fork.join()
+    assert [fork.exitcode for fork in forks] == [0] * size
+    first, *others = (
+        pickle.loads((directory / f"update-{number}").read_bytes()) for number in range(size)
+    )
+    for other in others:  # every rank has made the same decisions
+        assert compared(other) == compared(first)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("tuning", "options"),
+    [
+        ("lora", {"kl_penalty": 0.1}),
+        ("full", {}),
+        ("lora", {"stop_kl": 1e-3}),  # an iteration is undone
+        ("full", {"trajectories_per_step": 6}),  # p is the first iteration's forward pass
+    ],
+)
+def test_the_result_does_not_depend_on_the_number_of_processes(
+    parent: Path, tmp_path: Path, tuning: Tuning, options: dict[str, float]
+) -> None:
+    def given(name: str) -> UpdateJob:
+        made = job(parent, tmp_path / name, tuning)
+        return replace(made, config=replace(made.config, **options))
+
+    alone = run_job(given("alone"), None)
+    for size in (2, 4):
+        directory = tmp_path / f"of-{size}"
+        directory.mkdir()
+        several = run_forked(given(f"by-{size}"), size, directory)
+        same_result((tmp_path / f"by-{size}", several), (tmp_path / "alone", alone))
+        assert not (tmp_path / f"by-{size}.progress").exists()
+
+
+def ranks_of_this_process() -> dict[int, psutil.Process]:
+    return {
+        int(process.environ()["RANK"]): process
+        for process in psutil.Process().children(recursive=True)
+        if "babylon.training.processes.rank" in process.cmdline()
+    }
+
+
+def kill_second_rank() -> None:
+    """Kill rank 1 once rank 0 has halted, and let rank 0 go on."""
+    for _ in range(3000):
+        time.sleep(0.1)
+        with suppress(psutil.Error):
+            ranks = ranks_of_this_process()
+            if 0 in ranks and ranks[0].status() == psutil.STATUS_STOPPED:
+                os.kill(ranks[1].pid, signal.SIGKILL)
+                os.kill(ranks[0].pid, signal.SIGCONT)
+                return
+
+
+def test_a_killed_rank_ends_the_update_which_resumes_on_another_number_of_processes(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = run_job(job(parent, tmp_path / "alone"), None)
+    target = tmp_path / "killed"
+    # the first rank halts once the first step is saved, so that the kill cannot come too late
+    monkeypatch.setenv("BABYLON_FAILPOINT", "progress.after=stop")
+    killer = threading.Thread(target=kill_second_rank)
+    killer.start()
+    with pytest.raises(TrainingError, match=r"rank 1 of 2 was killed by SIGKILL.*resumes when"):
+        run_in_processes(job(parent, target), 2, None)
+    killer.join()
+    assert not target.exists() and not ranks_of_this_process()
+    monkeypatch.undo()
+    steps: list[int] = []
+    resumed = run_job(job(parent, target), lambda done, _: steps.append(done))
+    assert steps[0] > 1, "it started over"
+    same_result((target, resumed), (tmp_path / "alone", alone))
+
+
+def test_the_errors_of_an_update_reach_the_caller(parent: Path, tmp_path: Path) -> None:
+    equal = tuple(msgspec.structs.replace(row, score=1.0) for row in rows())
+    with pytest.raises(WindowNotReadyError, match="differing scores"):
+        run_in_processes(replace(job(parent, tmp_path / "equal"), rows=equal), 2, None)
+
+
+def test_a_cancelled_update_leaves_no_process(parent: Path, tmp_path: Path) -> None:
+    def cancel(done: int, total: int) -> None:
+        raise InterruptedError("cancelled")
+
+    with pytest.raises(InterruptedError):
+        run_in_processes(job(parent, tmp_path / "cancelled"), 2, cancel)
+    assert not ranks_of_this_process()
