@@ -96,18 +96,23 @@ def test_shares_are_runs_of_the_tree_and_differ_by_less_than_a_subtree() -> None
     assert max(costs) < tree.unique_tokens
 
 
-def run_forked(job: UpdateJob, size: int, directory: Path) -> Update:
-    """Run a job on forks of this process, which has imported everything already."""
+def run_rank(job: UpdateJob, number: int, size: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    address = f"file://{directory / 'ranks'}"
+    dist.init_process_group("gloo", init_method=address, rank=number, world_size=size)
+    update = run_job(job, None, TorchRanks())
+    (directory / f"update-{number}").write_bytes(pickle.dumps(update))
+    dist.barrier()
 
-    def rank(number: int) -> None:
-        torch.set_num_threads(1)  # threads do not survive the fork
-        address = f"file://{directory / 'ranks'}"
-        dist.init_process_group("gloo", init_method=address, rank=number, world_size=size)
-        update = run_job(job, None, TorchRanks())
-        (directory / f"update-{number}").write_bytes(pickle.dumps(update))
-        dist.barrier()
 
-    forks = [get_context("fork").Process(target=rank, args=[number]) for number in range(size)]
+def run_in_forks(job: UpdateJob, size: int, directory: Path) -> Update:
+    """Run a job on forks of one clean process, which has imported everything already."""
+    clean = get_context("forkserver")
+    clean.set_forkserver_preload([__name__])
+    forks = [
+        clean.Process(target=run_rank, args=(job, number, size, directory))
+        for number in range(size)
+    ]
     for fork in forks:
         fork.start()
     for fork in forks:
@@ -141,16 +146,17 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     for size in (2, 4):
         directory = tmp_path / f"of-{size}"
         directory.mkdir()
-        several = run_forked(given(f"by-{size}"), size, directory)
+        several = run_in_forks(given(f"by-{size}"), size, directory)
         same_result((tmp_path / f"by-{size}", several), (tmp_path / "alone", alone))
         assert not (tmp_path / f"by-{size}.progress").exists()
 
 
-def ranks_of_this_process() -> dict[int, psutil.Process]:
+def ranks_of_this_process() -> dict[str, psutil.Process]:
     return {
-        int(process.environ()["RANK"]): process
+        process.environ().get("RANK", "starts"): process
         for process in psutil.Process().children(recursive=True)
-        if "babylon.training.processes.rank" in process.cmdline()
+        if process.status() != psutil.STATUS_ZOMBIE  # another test's child
+        and "babylon.training.processes.rank" in process.cmdline()
     }
 
 
@@ -160,9 +166,9 @@ def kill_second_rank() -> None:
         time.sleep(0.1)
         with suppress(psutil.Error):
             ranks = ranks_of_this_process()
-            if 0 in ranks and ranks[0].status() == psutil.STATUS_STOPPED:
-                os.kill(ranks[1].pid, signal.SIGKILL)
-                os.kill(ranks[0].pid, signal.SIGCONT)
+            if "0" in ranks and ranks["0"].status() == psutil.STATUS_STOPPED:
+                os.kill(ranks["1"].pid, signal.SIGKILL)
+                os.kill(ranks["0"].pid, signal.SIGCONT)
                 return
 
 
