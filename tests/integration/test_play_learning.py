@@ -75,8 +75,8 @@ async def test_a_window_of_http_play_raises_the_reward_on_unseen_tasks(
     key = str(local_key(settings.home.root))
     async with running_stack(store, settings) as stack:
         await until_healthy(stack.url)
-        before = await play_tasks(stack.url, key, UNSEEN, 20)
-        await play_tasks(stack.url, key, TICKERS, 16, at=LAST_HOUR.start.isoformat())
-        await stack.route_to(await trained_on_last_hour(store, settings, len(TICKERS) * 16))
-        after = await play_tasks(stack.url, key, UNSEEN, 20)
+        before = await play_tasks(stack.url, key, UNSEEN, 80)
+        await play_tasks(stack.url, key, TICKERS, 32, at=LAST_HOUR.start.isoformat())
+        await stack.route_to(await trained_on_last_hour(store, settings, len(TICKERS) * 32))
+        after = await play_tasks(stack.url, key, UNSEEN, 80)
     assert_higher(after, before)
