@@ -12,7 +12,8 @@ and seeds. ``art-twice`` asks ART's RULER in two orders, one the reverse of the 
 - tau: Kendall's tau-b between scores and true profit, mean over windows
 - adv: correlation of leave-one-out advantages with those of the true profit, over all windows
 - cover: share of true values within the 50 % interval, after the first ``WARM`` windows; what a
-  judge's word is worth is learned from the windows before
+  judge's word is worth is learned from the windows before. An interval that ends at 0 or 1 holds
+  all on that side: true values are compared around the mean, which may differ from theirs
 - tied: ``adv`` if trajectories whose 50 % intervals overlap had got equal scores
 - tokens: of prompts and replies, with repetitions, repairs and canaries; a window without scores
   has tau 0
@@ -56,7 +57,7 @@ from benchmarks.loopback_judge import LoopbackJudge, Mind
 MODEL = "loopback"
 RUBRIC = load_rubric("trading-v1")
 REAL = "real"
-WINDOWS: dict[str, int] = {"4": 40, "8": 30, "24": 8, REAL: 24}  # size → number of windows
+WINDOWS: dict[str, int] = {"4": 40, "8": 30, "24": 8, REAL: 168}  # size → number of windows
 WARM = 10
 PROVED = 20.0
 FAULTS = {
@@ -128,6 +129,7 @@ class Row:
     advantage: float
     tied: float
     coverage: float | None
+    intervals: int
     calls: float
     tokens: float
     cached: float
@@ -256,7 +258,8 @@ async def judge_once(
         for name, score in found.items()
         if score.low is not None
         and score.high is not None
-        and score.low - score.value <= -errors[name] <= score.high - score.value
+        and (score.low <= 0.0 or score.low - score.value <= -errors[name])
+        and (score.high >= 1.0 or -errors[name] <= score.high - score.value)
     ]
     bounded = learned and any(score.low is not None for score in found.values())
     middle = fmean(profits.values()) if profits else 0.0
@@ -352,6 +355,7 @@ def summarise(
         advantage=_cosine([pair for result in results for pair in result.advantages]),
         tied=_cosine([pair for result in results for pair in result.tied]),
         coverage=sum(result.inside for result in results) / intervals if intervals else None,
+        intervals=intervals,
         calls=fmean(result.calls for result in results),
         tokens=tokens,
         cached=fmean(result.cached for result in results),
@@ -426,10 +430,14 @@ def targets(table: Sequence[Row]) -> dict[str, bool | None]:
         "tokens_at_most_1.6_times": [
             row.tokens_ratio <= 1.6 for row in ruler if row.tokens_ratio is not None
         ],
+        # Two standard errors of the share are allowed. The five real plays come again and again, so
+        # that a judge's taste is the same error each time, and their intervals are no sample.
         "coverage_45_to_55": [
-            0.45 <= row.coverage <= 0.55
+            abs(row.coverage - 0.5) <= 0.05 + 2 * sqrt(0.25 / row.intervals)
             for row in table
-            if row.coverage is not None and row.condition not in ("zero noise", *BLIND)
+            if row.coverage is not None
+            and row.condition not in ("zero noise", *BLIND)
+            and row.size != REAL
         ],
         "blind_taught_at_most_5_%": [row.taught <= 0.05 for row in table if row.condition in BLIND],
     }

@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from babylon.scoring.judge.judgment import (
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
 
+PROGRESS = 100  # replies or schedules for each line on stderr
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 WINDOW = Window(start=START, minutes=60)
 STEPS, FUZZED, SOUND = 5, 50, 10
@@ -154,6 +156,9 @@ async def fuzz_replies(count: int, seed: int = 0) -> FuzzResult:
     try:
         for number in range(-(-count // FUZZED)):
             await _fuzz_window(Random(f"{seed}:{number}"), number, result)
+            if result.replies % PROGRESS == 0:
+                failed, lost = result.failed, result.lost
+                _say(f"{result.replies} replies, {failed} windows failed, {lost} sound plays lost")
     finally:
         logging.getLogger("babylon").removeHandler(told)
     result.leaks += _leaks(told.lines)
@@ -175,7 +180,12 @@ async def _fuzz_window(random: Random, number: int, result: FuzzResult) -> None:
     rejected = [one for one in verdicts if isinstance(one, Rejection)]
     ledger = MemoryJudgments()
     mind = Mind(
-        scale=(-100.0, 100.0), refuses=FORBIDDEN, refusal=REFUSALS[number % 3], key=KEY, seed=number
+        scale=(-100.0, 100.0),
+        refuses=FORBIDDEN,
+        refusal=REFUSALS[number % 3],
+        key=KEY,
+        seed=number,
+        caches=False,  # comparing all prompts with each other takes most of the time
     )
     config = JudgeConfig(
         method=METHODS[number % len(METHODS)], rubric=load_rubric("trading-v1"), passes=1.0
@@ -220,6 +230,8 @@ async def run_schedules(count: int, seed: int = 0) -> ScheduleResult:
     result = ScheduleResult()
     for number in range(count):
         await _schedule(Random(f"{seed}:{number}"), result)
+        if result.schedules % PROGRESS == 0:
+            _say(f"{result.schedules} schedules, {result.overspent} overspent")
     return result
 
 
@@ -231,6 +243,7 @@ async def _schedule(random: Random, result: ScheduleResult) -> None:
     faults = {name: random.choice((0.0, 0.0, 0.1, 0.3)) / 2 for name in names}
     mind = Mind(
         scale=(-100.0, 100.0),
+        caches=False,
         faults=faults,
         noise=0.2,
         seed=random.randrange(10**6),
@@ -256,6 +269,10 @@ async def _schedule(random: Random, result: ScheduleResult) -> None:
         result.schedules += 1
         result.overspent += judge.tokens > limit
         result.unentered += judge.tokens > (await ledger.spent()).window.tokens
+
+
+def _say(progress: str) -> None:
+    print(f"{progress}, {time.process_time():.0f} CPU s", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -12,8 +12,10 @@ import asyncio
 import json
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import msgspec
 
 from babylon.core.settings import TrainingSettings
 from babylon.scoring.judge.judge_client import JudgeClient
@@ -59,14 +61,20 @@ async def served(windows: list[OutcomeWindow]) -> dict[str, list[JudgedGroup]]:
     return groups
 
 
+def outcome_window(size: int, seed: int) -> OutcomeWindow:
+    """Return a window of the simulator whose trajectories have names of their own."""
+    known, name = known_window(size, seed), f"{seed:04}"
+    judged = []
+    for one in known.judged:
+        unique = f"{name}-{one.trajectory.trajectory_id}"
+        trajectory = msgspec.structs.replace(one.trajectory, trajectory_id=unique)
+        judged.append(replace(one, trajectory=trajectory))
+    return OutcomeWindow(window_id=name, judged=tuple(judged), truth=known.truth)
+
+
 async def measure(options: argparse.Namespace, directory: Path) -> TrainedJudge:
     """Train, and compare on the later windows."""
-    windows = []
-    for seed in range(options.windows):
-        known = known_window(options.size, seed)
-        windows.append(
-            OutcomeWindow(window_id=f"{seed:04}", judged=known.judged, truth=known.truth)
-        )
+    windows = [outcome_window(options.size, seed) for seed in range(options.windows)]
     training = JudgeTraining(epochs=options.epochs, rounds=options.rounds, tuning=options.tuning)
     _, late = split_by_time(windows, training.later)
     base = resolve_base(None, options.models or directory, 0)

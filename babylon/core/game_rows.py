@@ -9,6 +9,7 @@ is only checked (``babylon.core.windows.id_problem``).
 
 from dataclasses import dataclass, fields
 from datetime import datetime
+from hashlib import blake2b
 from typing import Annotated, get_args, get_type_hints
 
 import polars as pl
@@ -42,6 +43,20 @@ class GameRow:
     logs_json: str = "{}"
     gateway_json: str = "[]"
     outcomes_json: str = "[]"
+
+
+def scenario_market(scenario_id: str, market_id: str) -> str:
+    """Return a question's unique name in its window: every scenario has a market ``m1``."""
+    return f"{scenario_id}:{market_id}"
+
+
+def scenario_ticker(scenario_id: str, ticker: str) -> str:
+    """Return a perpetual's unique name in its window.
+
+    Other scenarios of the window have the same ticker at other prices. The game's column holds 20
+    characters, so the scenario is a digest.
+    """
+    return f"{ticker}:{blake2b(scenario_id.encode(), digest_size=4).hexdigest()}"
 
 
 _TYPES = get_type_hints(GameRow)

@@ -131,7 +131,8 @@ class JudgeSettings(Group):
     """Checkpoint directory that judges on this machine, instead of a server."""
     panel: str = _env("", "JUDGE_PANEL")
     """Other judges beside this one, separated by commas: models of the same server, `MODEL@URL` of
-    another server, or directories of checkpoints.
+    another server, or directories of checkpoints. A model's prices may follow, in US dollars per
+    million prompt and completion tokens: `gpt-5-nano=0.05/0.4`.
     """
     panel_api_key: SecretStr | None = _env(None, "JUDGE_PANEL_API_KEY")
     """API key for the servers of the panel's other judges."""

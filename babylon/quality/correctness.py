@@ -18,6 +18,7 @@ from itertools import accumulate
 
 import msgspec
 
+from babylon.core.game_rows import scenario_market, scenario_ticker
 from babylon.quality.decode import GameAction, GameMetrics, GameStep, Reason, RejectedError
 from babylon.quality.traded import (
     CLOSING,
@@ -48,7 +49,10 @@ class StepReward(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class Outcomes:
-    """The window's ``market_outcomes`` by market. Open questions and non-numbers are left out."""
+    """The window's ``market_outcomes`` by market. Open questions and non-numbers are left out.
+
+    A market may be named with its scenario (``babylon.core.game_rows``). That name counts first.
+    """
 
     def __init__(self, rows: Sequence[Mapping[str, object]]) -> None:
         self.resolved: dict[str, str] = {}
@@ -60,6 +64,22 @@ class Outcomes:
             start, end = positive(row.get("startPrice")), positive(row.get("endPrice"))
             if (ticker := row.get("stockTicker")) and start and end:
                 self.prices[str(ticker)] = (start, end)
+
+    def answer(self, scenario_id: str, market: str) -> str | None:
+        """Return the resolution of a question, ``YES`` or ``NO``."""
+        own = self.resolved.get(scenario_market(scenario_id, market))
+        return own or self.resolved.get(market)
+
+    def start_and_end(self, scenario_id: str, ticker: str) -> tuple[float, float] | None:
+        """Return the window's first and last price of a perpetual in dollars."""
+        for name in (
+            scenario_ticker(scenario_id, ticker),
+            scenario_market(scenario_id, ticker),
+            ticker,
+        ):
+            if prices := self.prices.get(name):
+                return prices
+        return None
 
     def __bool__(self) -> bool:
         return bool(self.resolved or self.prices)
@@ -141,11 +161,7 @@ def count_actions(steps: Sequence[GameStep]) -> int:
 def step_rewards(
     steps: Sequence[GameStep], outcomes: Outcomes, scenario_id: str
 ) -> tuple[StepReward, ...]:
-    """Return the reward of each step whose trade is decided, in order.
-
-    Outcomes may prefix a market with its scenario (``<scenario>:<market>``), because every scenario
-    has a market ``m1``.
-    """
+    """Return the reward of each step whose trade is decided, in order."""
     if not outcomes:
         return ()
     rewards = []
@@ -158,14 +174,13 @@ def step_rewards(
         if action.action_type.startswith(CLOSING):
             closed.add(market)
         elif market not in closed and action.action_type.startswith((*OPENING, DECISION)):
-            names = (f"{scenario_id}:{market}", market)
-            if reward := _prediction(step, names, outcomes) or _perpetual(step, names, outcomes):
-                rewards.append(reward)
+            reward = _prediction(step, outcomes.answer(scenario_id, market))
+            reward = reward or _perpetual(step, outcomes.start_and_end(scenario_id, market))
+            rewards += [reward] if reward else []
     return tuple(reversed(rewards))
 
 
-def _prediction(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
-    answer = next((outcomes.resolved[name] for name in names if name in outcomes.resolved), None)
+def _prediction(step: GameStep, answer: str | None) -> StepReward | None:
     side = side_of(step.action)
     if answer is None or side not in ("YES", "NO"):
         return None
@@ -178,8 +193,7 @@ def _prediction(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> Ste
     )
 
 
-def _perpetual(step: GameStep, names: Sequence[str], outcomes: Outcomes) -> StepReward | None:
-    prices = next((outcomes.prices[name] for name in names if name in outcomes.prices), None)
+def _perpetual(step: GameStep, prices: tuple[float, float] | None) -> StepReward | None:
     sign = _SIDES.get(side_of(step.action))
     if prices is None or sign is None:
         return None

@@ -128,10 +128,8 @@ class _Book:
         self.shares[market, side][step.step_number] = shares
         told = step.action.correctness
         verdict = None if told is None else told.prediction_correct
-        for name in (f"{self.scenario_id}:{market}", market):
-            if resolved := self.outcomes.resolved.get(name):
-                verdict = resolved == side
-                break
+        if answer := self.outcomes.answer(self.scenario_id, market):
+            verdict = answer == side
         if verdict is not None:
             self.values[market, side] = float(verdict)
 
@@ -167,9 +165,8 @@ class _Book:
         margin = size / (number_of(action, "leverage") or 1.0)
         entry = number_of(action, "entryPrice") or number_of(action, "price")
         held = left = None
-        for name in (f"{self.scenario_id}:{market}", market):
-            if entry and (prices := self.outcomes.prices.get(name)):
-                held = max(sign * size * (prices[1] / entry - 1.0), -margin)
+        if entry and (prices := self.outcomes.start_and_end(self.scenario_id, market)):
+            held = max(sign * size * (prices[1] / entry - 1.0), -margin)
         if action.correctness is not None:
             percent = number(action.correctness.price_change)
             left = None if percent is None else sign * size * percent / 100.0

@@ -36,7 +36,7 @@ async def answer_all(store, person="ann"):
 async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store, settings, thinned):  # noqa: F811
     async with judge_for(settings, noise=0.1) as (judge, asked):
         away = "away@http://127.0.0.1:9/v1"
-        asked = asked.replace(judge={"panel": f"second,{away}", "retries": 0})
+        asked = asked.replace(judge={"panel": f"second=2/10,{away}", "retries": 0})
         scored = await score_window(store, asked, thinned)
         requests = judge.requests
         again = await score_window(store, asked, thinned)
@@ -50,8 +50,17 @@ async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store,
     assert any(reason.startswith("second: ") for row in rows for reason in row.reasons)
     judges = {one.by.judge: one for one in await read_validity(store)}
     assert set(judges) == {"loopback", "second", "panel: loopback + second"}
-    stored = await store.pool.fetch("SELECT DISTINCT judge FROM babylon.judgments")
-    assert {row["judge"] for row in stored} >= {"loopback", "second"}
+    paid = {
+        row["judge"]: (row["usd"], row["asked"] * asks / 1e6 + row["written"] * writes / 1e6)
+        for asks, writes, name in ((1.0, 4.0, "loopback"), (2.0, 10.0, "second"))
+        for row in await store.pool.fetch(
+            "SELECT judge, sum(usd) AS usd, sum(prompt_tokens) AS asked,"
+            " sum(completion_tokens) AS written FROM babylon.judgments WHERE judge = $1 GROUP BY 1",
+            name,
+        )
+    }
+    assert set(paid) == {"loopback", "second"}
+    assert all(usd > 0 and usd == pytest.approx(expected) for usd, expected in paid.values())
 
 
 async def test_a_panel_of_which_all_fail_is_an_error(store, settings, thinned):  # noqa: F811

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from babylon.core.errors import DatabaseError
+from babylon.core.game_rows import scenario_ticker
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.windows import WindowState, window_at
 from babylon.game.fleet.answers import Reply, Turn, scripted_answers
 from babylon.game.fleet.fleet_plan import FleetPlan, deal, plan_rounds
-from babylon.game.fleet.fleet_records import ticker_of
 from babylon.game.fleet.play_fleet import FleetResult, play_fleet
 from babylon.game.fleet.spawn import plan_fleet, run_fleet
 from babylon.game.market.orders import Hold, Order, OrderKind, render_decision
@@ -123,7 +123,7 @@ async def test_outcomes_hold_an_hours_questions_and_perps(store: Store, settings
         }
         moves = {row["stockTicker"]: (row["startPrice"], row["endPrice"]) for row in rows}
         for perp in scenario.perps:
-            recorded = tuple(map(float, moves[ticker_of(scenario, perp.ticker)]))
+            recorded = tuple(map(float, moves[scenario_ticker(scenario.scenario_id, perp.ticker)]))
             assert recorded == (perp.prices[0], perp.prices[-1])
     assert len(rows) == 2 * (5 + 5)
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from hashlib import blake2b
 
+from babylon.core.game_rows import scenario_market, scenario_ticker
 from babylon.game.fleet.answers import TEMPERATURE, Reply, Turn
 from babylon.game.fleet.fleet_plan import TICK
 from babylon.game.market.account import Outcome, PerpFill
@@ -137,10 +137,10 @@ def observe(tracker: MarketOutcomesTracker, market: Market, at: datetime) -> Non
     scenario = market.scenario
     for question in scenario.questions:
         if pool := market.predictions.pools.get(question.market_id):
-            name = f"{scenario.scenario_id}:{question.market_id}"
+            name = scenario_market(scenario.scenario_id, question.market_id)
             tracker.probability(name, question.text, pool.probability, at=at)
     for ticker, price in market.futures.prices.items():
-        tracker.price(ticker_of(scenario, ticker), price, at=at)
+        tracker.price(scenario_ticker(scenario.scenario_id, ticker), price, at=at)
 
 
 def observe_end(tracker: MarketOutcomesTracker, scenario: Scenario, start: datetime) -> None:
@@ -149,17 +149,8 @@ def observe_end(tracker: MarketOutcomesTracker, scenario: Scenario, start: datet
     just_before = start - timedelta(seconds=1)
     for question in scenario.questions:
         end = min(question.end(scenario.rules), ticks)
-        name = f"{scenario.scenario_id}:{question.market_id}"
+        name = scenario_market(scenario.scenario_id, question.market_id)
         tracker.resolve(name, question.outcome.value, at=just_before + end * TICK)
     for perp in scenario.perps:
-        ticker = ticker_of(scenario, perp.ticker)
+        ticker = scenario_ticker(scenario.scenario_id, perp.ticker)
         tracker.price(ticker, perp.prices[ticks], at=just_before + ticks * TICK)
-
-
-def ticker_of(scenario: Scenario, ticker: str) -> str:
-    """Return a perp's unique name in its window.
-
-    Other scenarios of the window have the same ticker at other prices. The game's column holds 20
-    characters.
-    """
-    return f"{ticker}:{blake2b(scenario.scenario_id.encode(), digest_size=4).hexdigest()}"

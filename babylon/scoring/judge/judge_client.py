@@ -13,12 +13,14 @@ import json
 import logging
 import re
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Self, cast
@@ -115,6 +117,11 @@ class JudgeAnswer:
     cached_tokens: int = 0
 
 
+@cache  # reading the certificates takes a tenth of a second of processor time
+def _certificates() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
 class JudgeClient:
     """Client of one model. ``turn`` lets at most ``concurrency`` requests run at a time.
 
@@ -140,7 +147,11 @@ class JudgeClient:
         self._url, self._key = shown_url(base_url), api_key
         self._structured, self._length = True, "max_completion_tokens"
         self._client = openai.AsyncOpenAI(
-            base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s
+            base_url=base_url,
+            api_key=api_key,
+            max_retries=0,
+            timeout=timeout_s,
+            http_client=openai.DefaultAsyncHttpxClient(verify=_certificates()),
         )
 
     async def __aenter__(self) -> Self:

@@ -8,13 +8,10 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from pydantic import SecretStr
 
-from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.calibrate import Estimate
 from babylon.scoring.judge.judgment import JudgedScore, Judgments, Level
 from babylon.scoring.judge.panel import (
@@ -53,26 +50,6 @@ class PanelResult:
     before: tuple[tuple[JudgedGroup, ...], ...]
     weights: Mapping[str, float]
     disagreement: float | None
-
-
-def panel_members(judge: JudgeSettings) -> list[JudgeSettings]:
-    """Return the settings of the judge and of each other judge that ``JUDGE_PANEL`` names.
-
-    An entry is a model of the judge's own server, ``MODEL@URL`` of another one, or the directory of
-    a checkpoint. The judge's key is sent to no other server.
-    """
-    members = [judge]
-    for entry in filter(None, (part.strip() for part in judge.panel.split(","))):
-        model, at, url = entry.partition("@http")
-        if at:
-            key = judge.panel_api_key or SecretStr("none")
-            changes = {"model": model, "base_url": f"http{url}", "api_key": key, "model_path": None}
-        elif "/" in entry and Path(entry).expanduser().is_dir():
-            changes = {"model": None, "model_path": Path(entry).expanduser()}
-        else:
-            changes = {"model": entry, "model_path": None}
-        members.append(judge.model_copy(update=changes))
-    return members
 
 
 async def together(store: Store, window_id: str, members: Sequence[MemberJudgment]) -> PanelResult:

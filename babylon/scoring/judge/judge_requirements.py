@@ -3,6 +3,7 @@
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.judgment import load_rubric
+from babylon.scoring.judge.panel_members import panel_members
 
 _OPENAI = "api.openai.com"
 _CONFIGS = ("config.json", "adapter_config.json")
@@ -29,12 +30,12 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
     load_rubric(judge.rubric)
     if (path := judge.model_path) is None:
         _require_key(judge)
-        _require_prices(judge)
     elif not any((path / name).exists() for name in _CONFIGS):
         raise ConfigError(
             f"JUDGE_MODEL_PATH={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the"
             " directory of a checkpoint"
         )
+    _require_prices(judge)
 
 
 def require_art_judge(judge: JudgeSettings) -> None:
@@ -61,10 +62,27 @@ def _require_key(judge: JudgeSettings) -> None:
 
 
 def _require_prices(judge: JudgeSettings) -> None:
-    limits = (judge.window_usd, judge.day_usd)
-    priced = judge.prompt_usd or judge.completion_usd
-    if any(limit is not None for limit in limits) and not priced:
+    """Require the prices of every model that may be asked, if dollars are limited.
+
+    A model without prices would spend without end within such a limit. Checkpoints cost nothing.
+    """
+    own, *others = panel_members(judge)
+    if judge.window_usd is None and judge.day_usd is None:
+        return
+    missing = []
+    if own.model is not None and not (own.prompt_usd or own.completion_usd):
+        missing.append("set JUDGE_PROMPT_USD_PER_MTOK and JUDGE_COMPLETION_USD_PER_MTOK")
+    if judge.cheaper_model and not (judge.cheaper_prompt_usd or judge.cheaper_completion_usd):
+        missing.append(
+            "set JUDGE_CHEAPER_PROMPT_USD_PER_MTOK and JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK"
+        )
+    missing += [
+        f"write JUDGE_PANEL={one.model}=PROMPT/COMPLETION with US dollars per million tokens"
+        for one in others
+        if one.model is not None and not (one.prompt_usd or one.completion_usd)
+    ]
+    if missing:
         raise ConfigError(
-            "judge: a limit in US dollars needs prices: set JUDGE_PROMPT_USD_PER_MTOK and"
-            " JUDGE_COMPLETION_USD_PER_MTOK, or limit tokens instead"
+            f"judge: a limit in US dollars needs prices: {'; '.join(missing)}; or limit tokens"
+            " instead"
         )

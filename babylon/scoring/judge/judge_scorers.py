@@ -21,7 +21,7 @@ from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.canary_results import summarise_canaries
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
-from babylon.scoring.judge.judge_panel import MemberJudgment, panel_members, together
+from babylon.scoring.judge.judge_panel import MemberJudgment, together
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import BLIND, judge_window
 from babylon.scoring.judge.judgment import (
@@ -35,6 +35,7 @@ from babylon.scoring.judge.judgment import (
     load_rubric,
 )
 from babylon.scoring.judge.pace import Pace
+from babylon.scoring.judge.panel_members import panel_members
 from babylon.scoring.judge.reported_validity import canary_results, judged_groups
 from babylon.scoring.judge.validity import (
     WINDOWS,

@@ -398,11 +398,13 @@ class GroupJudging:
         """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item.
 
         Short prompts repeat rubric and ground truth more often, so they get half of the passes.
+        Items that cannot be judged leave no room to the others: finding them took tokens.
         """
+        items = max(self.items - len(self.failed), 1)
         if self.prompts.config.method == "ruler":
-            return self.prompts.config.passes * self.items
-        pairs = 1 + log2(self.items) if self.prompts.config.method == "preference" else 1
-        return self.prompts.config.passes / 2 * pairs * self.items
+            return self.prompts.config.passes * items
+        pairs = 1 + log2(items) if self.prompts.config.method == "preference" else 1
+        return self.prompts.config.passes / 2 * pairs * items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)

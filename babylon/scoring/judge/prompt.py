@@ -19,7 +19,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
 from random import Random
 from typing import TypeAlias, TypeVar
 
@@ -38,7 +37,7 @@ _UNSEEN = re.compile(
     r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PIECES = re.compile(r"[A-Za-z]+|[0-9]|[^\x00-\x7f]|[^\sA-Za-z0-9]|\s+")
+_PIECES = re.compile(r"[A-Za-z]{1,4}|[^\x00-\x7f]|\s+|[^\sA-Za-z]")
 _LABELS = [letter + digit for letter in "BCDFGHJKLMNPQRSTVWXZ" for digit in "23456789"]
 
 _ROLE = (
@@ -193,13 +192,11 @@ def count_tokens(text: str) -> int:
     other character counts as its number of UTF-8 bytes. Current byte-pair vocabularies stay below
     this on prose, JSON and numbers. Byte-level vocabularies exceed it.
     """
-    total = 0
-    for piece in _PIECES.findall(text):
-        if piece[0].isascii():
-            total += ceil(len(piece) / 4) if piece[0].isalpha() else not piece.isspace() or 1
-        else:
-            total += len(piece.encode(errors="surrogatepass"))
-    return total
+    pieces = _PIECES.findall(text)
+    if text.isascii():
+        return len(pieces)
+    long = "".join(piece for piece in pieces if not piece[0].isascii())
+    return len(pieces) - len(long) + len(long.encode(errors="surrogatepass"))
 
 
 T = TypeVar("T")

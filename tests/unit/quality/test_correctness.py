@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from babylon.core.game_rows import scenario_ticker
 from babylon.quality.correctness import Outcomes, StepReward, drawdown_usd, step_rewards
 from babylon.quality.decode import GameStep, decode
 from babylon.quality.row_checks import Accepted, check_row
@@ -69,6 +70,14 @@ def test_a_perpetual_is_right_when_the_price_went_its_way(action, correct, rewar
     (found,) = rewards(action)
     assert (found.perp_correct, found.prediction_correct) == (correct, None)
     assert found.reward == pytest.approx(reward)
+
+
+def test_a_perpetual_of_a_fleet_is_known_by_its_ticker_and_scenario():
+    own = {**ROSE, "stockTicker": scenario_ticker("s", "T"), "endPrice": 90.0}
+    other = {**ROSE, "stockTicker": scenario_ticker("another", "T")}
+    (found,) = rewards(perp("long"), outcomes=(own, other, ROSE))
+    assert (found.perp_correct, found.reward) == (False, pytest.approx(-0.1))
+    assert rewards(perp("long"), outcomes=(other,)) == ()
 
 
 @pytest.mark.parametrize(

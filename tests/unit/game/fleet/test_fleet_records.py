@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
+from babylon.core.game_rows import scenario_ticker
 from babylon.game.fleet.fleet_records import (
     action_of,
     environment_state,
     ground_truth,
     sentiment,
-    ticker_of,
 )
 from babylon.game.market.amm import Side
 from babylon.game.market.game import Game
@@ -116,6 +116,6 @@ def test_ground_truth_knows_outcomes_and_where_prices_end() -> None:
 
 def test_a_ticker_is_told_apart_by_its_scenario_and_fits_the_games_column() -> None:
     scenarios = [make_scenario(1, HOUR, name=f"2026-01-01T09:00-s1r0t{shard}") for shard in (0, 1)]
-    names = {ticker_of(scenario, perp.ticker) for scenario in scenarios for perp in scenario.perps}
+    names = {scenario_ticker(s.scenario_id, perp.ticker) for s in scenarios for perp in s.perps}
     assert len(names) == 10
     assert all(len(name) <= 20 for name in names)

@@ -6,9 +6,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
-from babylon.scoring.judge.judge_panel import panel_members
+from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.panel import PanelGroup, judge_together, side_by_side
+from babylon.scoring.judge.panel_members import panel_members
 from babylon.scoring.judge.people import next_pair, people_groups, people_lines
 from babylon.scoring.judge.validity import JudgedGroup, agreement, evidence
 from babylon.store.people import PairAnswer
@@ -130,6 +132,43 @@ def test_members_of_a_panel_and_their_keys(tmp_path: Path):
     assert (third.model, third.base_url) == ("third", "http://host:1/v1")
     assert third.api_key.get_secret_value() == "none"
     assert (local.model, local.model_path) == (None, tmp_path)
+
+
+def test_each_member_of_a_panel_has_its_own_prices():
+    panel = "second=0.05/0.4,third@http://host:1/v1=2/8, free"
+    judge = JudgeSettings(model="first", prompt_usd=1.0, completion_usd=4.0, panel=panel)
+    members = panel_members(judge)
+    assert [one.model for one in members] == ["first", "second", "third", "free"]
+    assert members[2].base_url == "http://host:1/v1"
+    prices = [(one.prompt_usd, one.completion_usd) for one in members]
+    assert prices == [(1.0, 4.0), (0.05, 0.4), (2.0, 8.0), (0.0, 0.0)]
+
+
+@pytest.mark.parametrize("prices", ["", "1", "1/x", "-1/2", "1/2/3"])
+def test_prices_that_cannot_be_read_are_named(prices):
+    with pytest.raises(ConfigError, match="no prices after '='"):
+        panel_members(JudgeSettings(model="first", panel=f"second={prices}"))
+
+
+def test_a_limit_in_dollars_needs_the_prices_of_every_model(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    limited = JudgeSettings(
+        model="first",
+        base_url="http://host:1/v1",
+        prompt_usd=1.0,
+        day_usd=1.0,
+        panel=f"second=1/2,{tmp_path}",
+    )
+    require_judge("ruler", limited)
+    for changes, missing in (
+        ({"prompt_usd": 0.0}, "JUDGE_PROMPT_USD_PER_MTOK"),
+        ({"panel": "second=1/2,third"}, "JUDGE_PANEL=third="),
+        ({"cheaper_model": "small"}, "JUDGE_CHEAPER_PROMPT_USD_PER_MTOK"),
+    ):
+        unpriced = limited.model_copy(update=changes)
+        with pytest.raises(ConfigError, match=missing):
+            require_judge("ruler", unpriced)
+        require_judge("ruler", unpriced.model_copy(update={"day_usd": None}))
 
 
 def answer(better, worse, person="ann", first=None, scenario="s"):
