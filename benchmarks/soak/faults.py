@@ -39,7 +39,7 @@ INSIDE = {
 }
 # Age in seconds at which a process is struck, from ... to. A run is one of a worker's.
 AGES = {
-    "supervisor": (40, 55),
+    "supervisor": (20, 30),
     "serving": (170, 230),
     "prefect-server": (90, 120),
     "worker-cpu": (61, 68),
@@ -48,7 +48,7 @@ AGES = {
     "gateway": (61, 68),
     "admin": (61, 68),
     "postgres": (61, 75),
-    "run": (3, 40),
+    "run": (3, 20),
 }
 TARGETS = tuple(AGES)
 RESTARTED, DISK = "postgres, stopped in order", "disk"
