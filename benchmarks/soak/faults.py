@@ -40,15 +40,15 @@ INSIDE = {
 # Age in seconds at which a process is struck, from ... to. A run is one of a worker's.
 AGES = {
     "supervisor": (20, 30),
-    "serving": (170, 230),
+    "serving": (290, 350),
     "prefect-server": (90, 120),
     "worker-cpu": (61, 68),
     "worker-gpu": (61, 68),
     "engine": (61, 68),
     "gateway": (61, 68),
     "admin": (61, 68),
-    "postgres": (61, 75),
-    "run": (3, 20),
+    "postgres": (45, 60),
+    "run": (2, 12),
 }
 TARGETS = tuple(AGES)
 RESTARTED, DISK = "postgres, stopped in order", "disk"
@@ -128,7 +128,7 @@ class Faults:
             await asyncio.sleep(1)
 
     async def _until_a_window_ended(self) -> None:
-        """Let training get on between two kills of its runs, for two minutes at most."""
+        """Let training get on between two kills of its runs, for a minute at most."""
         before: int | None = None
 
         async def ended() -> bool:
@@ -138,7 +138,7 @@ class Faults:
             before = now if before is None else before
             return now > before
 
-        await _until(ended, 120)
+        await _until(ended, 60)
 
     def _note(self, target: str, began: float, load: float, back: bool) -> None:
         back_s = time.monotonic() - began if back else None
