@@ -38,7 +38,7 @@ from tests.ports import free_port
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "1536"))
 DEPLOYMENT = "backfill/backfill"
-AHEAD = 6  # windows that agents play before the oldest is trained
+AHEAD = 3  # windows that agents play before the oldest is trained
 QUIET = 1 / 8  # of the time, at the end, without faults
 AGAIN_S = 20.0  # a run that did not claim a window by then is started again
 SETTLE_S = 600.0  # a dead run keeps its claim, its slot and its place in the pool for minutes
@@ -54,7 +54,7 @@ ENVIRONMENT = {
     "LEARNING_RATE": "1e-5",  # the gate is a coin: the policy must stay able to play
     "MIN_ACTIONS_PER_TRAJECTORY": "1",
     "ITERATIONS": "1",
-    "MAX_STALENESS": "16",  # agents play AHEAD windows before the oldest is trained
+    "MAX_STALENESS": "2",  # the most that it allows, so agents play AHEAD windows at most
     "BATCH_SIZE": "8",
     "GRADIENT_ACCUMULATION_STEPS": "1",
     "ARENA_SCENARIOS": "32",

@@ -47,8 +47,8 @@ AGES = {
     "engine": (61, 68),
     "gateway": (61, 68),
     "admin": (61, 68),
-    "postgres": (45, 60),
-    "run": (2, 12),
+    "postgres": (61, 75),
+    "run": (3, 40),
 }
 TARGETS = tuple(AGES)
 RESTARTED, DISK = "postgres, stopped in order", "disk"
@@ -128,7 +128,7 @@ class Faults:
             await asyncio.sleep(1)
 
     async def _until_a_window_ended(self) -> None:
-        """Let training get on between two kills of its runs, for a minute at most."""
+        """Let training get on between two kills of its runs, for two minutes at most."""
         before: int | None = None
 
         async def ended() -> bool:
@@ -138,7 +138,7 @@ class Faults:
             before = now if before is None else before
             return now > before
 
-        await _until(ended, 60)
+        await _until(ended, 120)
 
     def _note(self, target: str, began: float, load: float, back: bool) -> None:
         back_s = time.monotonic() - began if back else None
