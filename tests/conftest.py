@@ -27,6 +27,7 @@ from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.embedded import EmbeddedPostgres
 from babylon.store.migrate import migrate
+from tests.guard import run_directory, start_guard
 from tests.hub_double import TOKEN, HubState, serving_hub
 from tests.other_postgres import OtherPostgres
 
@@ -43,6 +44,7 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("JUDGE_EVIDENCE", "0")
 
 TEMPLATE = "migrated"
+MEMORY = Path("/dev/shm")
 HERE = Path(__file__).parent
 # `make test` leaves these out and `make test-slow` runs them: they start services as an operator
 # does, kill them, run the commands of the docs, or train for many seconds.
@@ -98,6 +100,11 @@ TOGETHER = re.compile(
 CRASHED: list[str] = []
 REAL_ROWS = HERE / "data" / "babylon"
 CAPTURED = REAL_ROWS.with_name("captured")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers are children of the process that has a guard
+        start_guard([MEMORY, Path(tempfile.gettempdir())])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -163,8 +170,7 @@ def postgres() -> Iterator[EmbeddedPostgres | OtherPostgres]:
             asyncio.run(_make_template(other))
             yield other
         return
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"{os.getpid()}")
-    home = _fastest_directory() / f"babylon-tests-{run}"
+    home = run_directory(_fastest_directory())
     home.mkdir(exist_ok=True)
     server = EmbeddedPostgres(home)
     server.acquire()
@@ -178,9 +184,8 @@ def postgres() -> Iterator[EmbeddedPostgres | OtherPostgres]:
 
 def _fastest_directory() -> Path:
     """Memory if it has room for a thousand databases made and dropped: a disk takes ten times."""
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 4 * 2**30
-    return memory if roomy else Path(tempfile.gettempdir())
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 * 2**30
+    return MEMORY if roomy else Path(tempfile.gettempdir())
 
 
 @pytest.fixture(scope="session")

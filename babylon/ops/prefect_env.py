@@ -197,6 +197,9 @@ def _quiet(home: Path) -> dict[str, str]:
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_CLIENT_MAX_RETRIES": "7",  # four minutes, until a server that died is back
+        # What Prefect's server answers while its database restarts. Without this, a stage whose
+        # work was done failed when it gave its slot back.
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
         "PREFECT_CLI_PROMPT": "false",
         "DO_NOT_TRACK": "1",
     }

@@ -118,9 +118,9 @@ async def ensure_champion(
     """
     named = files.name_of_base(home, model.base)
     if not await list_policies(store):
-        from babylon.training.base_model import resolve_base
+        from babylon.training.base_model import resolve_base_in_a_thread
 
-        found = await asyncio.to_thread(resolve_base, model.base, home.models, seed, progress)
+        found = await resolve_base_in_a_thread(model.base, home.models, seed, progress)
         base = await asyncio.to_thread(files.in_the_home, home, str(found))
         digest = await asyncio.to_thread(files.publish_checkpoint, home, base)
         await ensure_base(store, uri=base, base_model=named or Path(base).name, digest=digest)

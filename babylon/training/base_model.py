@@ -4,9 +4,11 @@ The tiny one is the embedded model. This module imports torch only when it makes
 a base model that exists is found at once.
 """
 
+import asyncio
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,12 +66,11 @@ def resolve_base(
     Raises:
         ModelError: ``BASE_MODEL`` does not load, it has no chat template, or no such game exists.
     """
-    if name and name.startswith(EMBEDDED):
-        recipe = RECIPES.get(game := name.removeprefix(EMBEDDED))
+    if name and f"{name}:".startswith(EMBEDDED) and local_directory(name) is None:
+        recipe = RECIPES.get(game := name[len(EMBEDDED) :])
         if recipe is None:
-            raise ModelError(
-                f"BASE_MODEL={name!r}: no game {game!r}: choose {' or '.join(RECIPES)}"
-            )
+            known = " or ".join(f"{EMBEDDED}{one}" for one in RECIPES)
+            raise ModelError(f"BASE_MODEL={name!r}: no game {game!r}: choose {known}")
         return make_embedded_model(recipe(seed), models, progress=progress)
     if name:
         local = local_directory(name)
@@ -77,6 +78,28 @@ def resolve_base(
         _check_base(base, name)
         return base
     return make_embedded_model(RECIPES["starter"](seed), models, progress=progress)
+
+
+async def resolve_base_in_a_thread(
+    name: str | None, models: Path, seed: int, progress: Progress | None = None
+) -> Path | str:
+    """``resolve_base``, which stops making a model at its next step when this is cancelled.
+
+    Otherwise a command that got SIGTERM would wait for the model, which takes a minute.
+    """
+    cancelled = threading.Event()
+
+    def note(done: int, steps: int) -> None:
+        if cancelled.is_set():
+            raise ModelError(f"stopped after {done} of {steps} steps")  # nobody awaits it
+        if progress is not None:
+            progress(done, steps)
+
+    try:
+        return await asyncio.to_thread(resolve_base, name, models, seed, note)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
 
 
 def _check_base(base: Path | str, name: str) -> None:

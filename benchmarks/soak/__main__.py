@@ -16,7 +16,7 @@ import openai
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import BabylonError
-from babylon.core.processes import in_background
+from babylon.core.processes import Processes, in_background
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
@@ -36,10 +36,10 @@ from benchmarks.soak.watch import Watch
 from tests.ports import free_port
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
-DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "3072"))
+DISK_MIB = int(os.environ.get("SOAK_DISK_MIB", "1536"))
 DEPLOYMENT = "backfill/backfill"
-AHEAD = 6  # windows that agents play before the oldest is trained
-QUIET = 1 / 6  # of the time, at the end, without faults
+AHEAD = 3  # windows that agents play before the oldest is trained
+QUIET = 1 / 8  # of the time, at the end, without faults
 AGAIN_S = 20.0  # a run that did not claim a window by then is started again
 SETTLE_S = 600.0  # a dead run keeps its claim, its slot and its place in the pool for minutes
 SAMPLE_S = 5.0
@@ -51,12 +51,14 @@ ENVIRONMENT = {
     "LEASE_SECONDS": "10",
     "SCORER": "heuristic",
     "TUNING": "full",
-    "LEARNING_RATE": "5e-4",
+    "LEARNING_RATE": "1e-5",  # the gate is a coin: the policy must stay able to play
     "MIN_ACTIONS_PER_TRAJECTORY": "1",
     "ITERATIONS": "1",
+    "MAX_STALENESS": "2",  # the most that it allows, so agents play AHEAD windows at most
     "BATCH_SIZE": "8",
     "GRADIENT_ACCUMULATION_STEPS": "1",
     "ARENA_SCENARIOS": "32",
+    "EVALUATOR": "benchmarks.soak.coin:Coin",
     "OMP_NUM_THREADS": "1",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "3601",  # the least that it allows
     "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H1S",
@@ -99,6 +101,8 @@ async def _soak(
     settings: Settings, directory: Path, volume: Path | None, clocks: Clocks, notes: list[str]
 ) -> None:
     await asyncio.to_thread(_babylon, "up")  # on a busy machine not all is healthy then
+    if Processes(home=settings.home.root).running("supervisor") is None:
+        raise SystemExit("`babylon up` failed: its last lines say why")
     settings = load_settings()  # anew: the first start made the password of Prefect's server
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     first = now - timedelta(days=60)

@@ -33,6 +33,11 @@ _RUNS = (
     "UPDATE flow_run SET end_time = end_time - interval '1 hour' WHERE parent_task_run_id IS NULL"
     " AND end_time BETWEEN now() - interval '1 hour' AND now() - interval '3 minutes'"
 )
+# A window that failed is tried again after simulated minutes, which are real seconds.
+_RETRIES = (
+    "UPDATE babylon.windows SET retry_at = updated_at + (retry_at - updated_at) / 60"
+    " WHERE retry_at > updated_at + interval '14 minutes'"
+)
 _EVENTS = (
     "UPDATE {} SET occurred = occurred - interval '1 hour'"
     " WHERE occurred BETWEEN now() - interval '1 hour' AND now() - interval '11 minutes'"
@@ -60,6 +65,7 @@ class Ages:
         ended = {name: row for name, row in ended.items() if row.state in ENDED}
         for name in ended.keys() - self._aged:
             await self._age(parse_window_id(name), ended[name])
+        await self._store.pool.execute(_RETRIES)
         await asyncio.to_thread(_age_files, self._settings.home.artifacts)
         if ended:
             windows = self._settings.windows.model_copy(

@@ -1,7 +1,7 @@
 """Faults of the soak: kills of every service, a restarted database, and a full disk.
 
-Each service is struck by itself, again and again, so faults overlap. A process is struck when it is
-a minute old: one that dies within a minute of its start is started after a pause.
+Each service is struck by itself, again and again, so faults overlap. A process that dies within a
+minute of its start is started after a pause, which doubles until one has lived for a minute.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ INSIDE = {
 }
 # Age in seconds at which a process is struck, from ... to. A run is one of a worker's.
 AGES = {
-    "supervisor": (40, 55),
-    "serving": (170, 230),
-    "prefect-server": (90, 120),
-    "worker-cpu": (61, 68),
-    "worker-gpu": (61, 68),
-    "engine": (61, 68),
-    "gateway": (61, 68),
-    "admin": (61, 68),
+    "supervisor": (20, 30),
+    "serving": (290, 350),
+    "prefect-server": (75, 105),
+    "worker-cpu": (30, 75),
+    "worker-gpu": (30, 75),
+    "engine": (30, 75),
+    "gateway": (30, 75),
+    "admin": (30, 75),
     "postgres": (61, 75),
-    "run": (3, 40),
+    "run": (3, 25),
 }
 TARGETS = tuple(AGES)
 RESTARTED, DISK = "postgres, stopped in order", "disk"

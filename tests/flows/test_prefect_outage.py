@@ -11,9 +11,12 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from aiohttp import web
+from prefect.client.orchestration import get_client
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
     temporary_settings,
 )
 
@@ -101,3 +104,30 @@ async def test_a_window_survives_the_death_of_the_prefect_server(
     assert workshop.trained == [WINDOW]
     rows = await store.pool.fetch("SELECT state, epoch, attempts FROM babylon.windows")
     assert [tuple(row) for row in rows] == [(WindowState.DEPLOYED, 1, 0)]
+
+
+async def test_a_call_is_repeated_while_the_database_of_the_server_restarts() -> None:
+    """Prefect's server answers 500 then, which its client does not repeat by itself."""
+    answers = iter([500, 500, 200])
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(True, status=next(answers))
+
+    app, port = web.Application(), free_port()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    codes = {int(inline_environment(Path())["PREFECT_CLIENT_RETRY_EXTRA_CODES"])}
+    wanted = {
+        PREFECT_API_URL: f"http://127.0.0.1:{port}/api",
+        PREFECT_CLIENT_MAX_RETRIES: 3,
+        PREFECT_CLIENT_RETRY_EXTRA_CODES: codes,
+    }
+    try:
+        with temporary_settings(wanted):
+            async with get_client() as client:
+                found = await client._client.get("/health")
+    finally:
+        await runner.cleanup()
+    assert found.status_code == 200 and next(answers, None) is None

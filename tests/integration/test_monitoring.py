@@ -149,6 +149,13 @@ def test_the_dashboard_is_one_that_grafana_imports() -> None:
         assert rule["annotations"].keys() == {"summary", "remedy"}
 
 
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    cases = yaml.safe_load((ALERTS.parent / "alerts_test.yaml").read_text())["tests"]
+    checks = [check for case in cases for check in case["alert_rule_test"]]
+    fires = {check["alertname"] for check in checks if check["exp_alerts"]}
+    assert fires == {rule["alert"] for rule in alerts()}
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
 def test_promtool_accepts_the_queries_and_the_alerts_do_as_they_say(tmp_path: Path) -> None:
     assert PROMTOOL

@@ -34,12 +34,13 @@ def window_markdown(facts: WindowFacts) -> str:
 
 def _players(facts: WindowFacts) -> Iterator[str]:
     agents = facts.agents
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (span(a.agent_id), a.trajectories, f"{a.pnl_usd:+.2f}", f"{a.score:.3f}") for a in agents
     ]
-    yield from table(("agent", "trajectories", "mean P&L, $", "mean score"), rows[:MOST_AGENTS])
-    if left := len(rows) - MOST_AGENTS:
-        yield from (f"… and {left} more agents.", "") if left > 0 else ()
+    if (left := len(rows) - MOST_AGENTS) > 0:  # who lost most is asked as often as who won most
+        half = MOST_AGENTS // 2
+        rows = [*rows[:half], (f"… {left} agents between", "", "", ""), *rows[-half:]]
+    yield from table(("agent", "trajectories", "mean P&L, $", "mean score"), rows)
     points = [(play.pnl_usd, play.score.score) for play in facts.played]
     yield from picture("Score against P&L, one point a trajectory", score_picture(points))
 

@@ -30,7 +30,7 @@ from babylon.ops.pages.pictures import (
 )
 from babylon.ops.pages.trajectory import read_trajectory
 from babylon.ops.pages.window_facts import WindowFacts, read_window_facts
-from babylon.ops.status_page.compare import read_pairs
+from babylon.ops.status_page.compare import read_pairs, which_is_better
 from babylon.ops.status_page.logo import add_logo
 from babylon.ops.status_page.session import COOKIE, LASTS_S, SessionCookies, Visitor
 from babylon.serving.gateway.asgi import read_body
@@ -212,7 +212,7 @@ class StatusPage:
             approvals=await open_approvals(self._store),
             holding=await running_hold(self._store),
             windows=windows[::-1],
-            usd=sum(one.usd for one in windows),
+            judge_usd=sum(one.usd for one in windows),
             pictures=await asyncio.to_thread(_fleet_pictures, named),
         )
 
@@ -243,14 +243,14 @@ class StatusPage:
     async def _compare(self, asked: Asked) -> Response:
         named = [asked.request.query_params.get(name, "") for name in ("one", "other")]
         one, other = [int(text) if text.isdecimal() and len(text) < 10 else None for text in named]
-        pairs, policies = None, []
+        pairs, policies, better = None, [], ""
         if one is not None and other is not None:
             pairs = await read_pairs(self._store, one, other)
             known = await list_policies(self._store)
             policies = [policy for policy in known if policy.policy_version in (one, other)]
-        return self._html(
-            "compare.html", asked.visitor, one=one, other=other, pairs=pairs, policies=policies
-        )
+            better = which_is_better(*policies) if len(policies) == 2 else ""
+        about = {"one": one, "other": other, "policies": policies, "better": better}
+        return self._html("compare.html", asked.visitor, pairs=pairs, **about)
 
     async def _pairs(self, asked: Asked) -> Response:
         """Show a pair to judge. Plays stand beside what really happened."""
@@ -338,7 +338,8 @@ class StatusPage:
     def _html(self, name: str, visitor: Visitor | None, **values: object) -> Response:
         token = self._sessions.form_token(visitor.token) if visitor and visitor.token else ""
         template = self._templates.get_template(name)
-        page = template.render(visitor=visitor, form_token=token, number=_number, **values)
+        words = {"number": _number, "usd": _usd}
+        page = template.render(visitor=visitor, form_token=token, **words, **values)
         # Play may hold half a character, which UTF-8 cannot express.
         return HTMLResponse(page.encode("utf-8", "replace"), headers=HEADERS)
 
@@ -362,6 +363,10 @@ def _window_pictures(facts: WindowFacts) -> list[Picture]:
 
 def _number(value: object) -> str:
     return f"{value:.1f}" if isinstance(value, int | float) else "–"
+
+
+def _usd(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}${abs(value):,.2f}"
 
 
 def _policy(form: Form) -> int | None:

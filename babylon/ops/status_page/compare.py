@@ -1,4 +1,4 @@
-"""Answers of two policies to the same prompts, from recorded calls."""
+"""Two policies: what the gate says about them, and their recorded answers to the same prompts."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from difflib import SequenceMatcher
 
 from babylon.ops.pages.trajectory import shown_text
 from babylon.store import Store
+from babylon.store.policies import Policy
 
 PAIRS = 20
 _RECENT = 2_000  # newest calls of each policy that are searched for a common prompt
@@ -21,6 +22,27 @@ class Pair:
     prompt: str
     parts: tuple[Part, ...]
     same: bool
+
+
+def which_is_better(one: Policy, other: Policy) -> str:
+    """Say in a sentence what the gate found. It compares a policy with its parent only."""
+    older, newer = sorted((one, other), key=lambda policy: policy.policy_version)
+    names = f"Policy {newer.policy_version}", f"policy {older.policy_version}"
+    if newer.parent_version != older.policy_version:
+        both = ""
+        if newer.parent_version == older.parent_version is not None:
+            both = f" Both were compared with policy {newer.parent_version}, in games of their own."
+        play = f"babylon arena play --a {older.policy_version} --b {newer.policy_version}"
+        return f"{names[0]} and {names[1]} did not meet in a gate; `{play}` compares them.{both}"
+    if not newer.verdict:
+        return f"{names[0]} was made from {names[1]}. The gate has not compared them yet."
+    low, high = (newer.verdict.get(f"pnl_difference_{end}", 0.0) for end in ("low", "high"))
+    found = "is not shown to be better or worse than"
+    if low > 0 or high < 0:
+        found = "is better than" if low > 0 else "is worse than"
+    return (
+        f"{names[0]} {found} {names[1]}: {low:+.1f} to {high:+.1f} $ a game, with 95 % confidence."
+    )
 
 
 async def read_pairs(store: Store, one: int, other: int) -> list[Pair]:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,7 @@ import aiohttp
 
 from babylon.core.api_keys import make_prefect_auth
 from babylon.core.errors import BabylonError, ServingError
-from babylon.core.processes import Processes, Service, supervised
+from babylon.core.processes import Processes, Service, in_background, supervised
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
@@ -45,7 +45,7 @@ from babylon.ops.up.prefect_setup import (
 from babylon.ops.up.services import UpService, environment, own_environment, services
 from babylon.ops.up.take_up import take_up_lost
 from babylon.stages.train import ensure_champion
-from babylon.store import open_store
+from babylon.store import Store, open_store
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
@@ -71,6 +71,10 @@ class Supervisor:
     @property
     def _api(self) -> PrefectApi:
         return prefect_api(self.settings.home, self.settings.prefect)
+
+    @property
+    def _opening(self) -> Callable[[], AbstractAsyncContextManager[Store]]:
+        return partial(open_store, self.settings)
 
     def guard(self) -> Service:
         """The supervisor below a shell that guards it, to be started detached."""
@@ -143,6 +147,9 @@ class Supervisor:
             for service in servers:
                 answer = partial(until_healthy, http, processes, service)
                 await (self._until_done(answer) if ran else answer())
+            # The supervisor before may have died while it waited for any of the following.
+            taking_up = take_up_lost(self._opening, settings.windows.lease_s, http, self._api)
+            await stack.enter_async_context(in_background(taking_up))
             # Agents are served now. Prefect may be another's: while it is away, we wait for it.
             await self._until_done(partial(create_pools, http, self._api))
             await launch(workers)
@@ -152,8 +159,8 @@ class Supervisor:
             await self._watch(http)
 
     async def _watch(self, http: aiohttp.ClientSession) -> None:
-        """Set up alerts, take up lost windows and send news, for ever."""
-        settings, opening = self.settings, partial(open_store, self.settings)
+        """Set up alerts and send news, for ever."""
+        settings, opening = self.settings, self._opening
         block, minutes = settings.prefect.alerts, settings.windows.minutes
 
         async def alerts() -> None:
@@ -163,7 +170,6 @@ class Supervisor:
 
         work = [
             alerts(),
-            take_up_lost(opening, settings.windows.lease_s, http, self._api),
             tell_news(opening, settings.windows, http, self._api),
         ]
         if settings.tracking.lineage_url:

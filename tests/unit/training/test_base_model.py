@@ -1,4 +1,6 @@
+import asyncio
 import dataclasses
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from babylon.training.base_model import (
     EmbeddedModelRecipe,
     make_embedded_model,
     resolve_base,
+    resolve_base_in_a_thread,
 )
 
 QUICK = EmbeddedModelRecipe(seed=3, steps=2, tokenizer_chats=200)
@@ -82,8 +85,27 @@ def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
     short = len(render_prompt(tokenizer, prompt))
     assert short < len(prompt[0]["content"] + prompt[1]["content"]) / 3  # its words are tokens
     assert EmbeddedModelRecipe(seed=3).name == RECIPES["starter"](3).name
-    with pytest.raises(ModelError, match="no game 'chess': choose starter or hour"):
-        resolve_base("embedded:chess", tmp_path, 0)
+    for name, game in {"embedded:chess": "chess", "embedded": ""}.items():
+        with pytest.raises(ModelError, match=f"no game '{game}': choose embedded:starter or"):
+            resolve_base(name, tmp_path, 0)
+
+
+async def test_a_cancelled_call_stops_making_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = dataclasses.replace(QUICK, steps=10**6)
+    monkeypatch.setitem(RECIPES, "starter", lambda _: endless)
+    begun = threading.Event()
+    making = asyncio.create_task(
+        resolve_base_in_a_thread(None, tmp_path, 0, lambda done, steps: begun.set())
+    )
+    assert await asyncio.to_thread(begun.wait, 120)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    async with asyncio.timeout(60):
+        await asyncio.get_running_loop().shutdown_default_executor()  # waits for the thread
+    assert not list(tmp_path.iterdir())
 
 
 def test_base_model_replaces_the_embedded(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

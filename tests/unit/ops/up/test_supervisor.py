@@ -100,6 +100,33 @@ async def test_a_slow_service_ends_a_first_start_and_not_one_of_services_that_ra
     assert processes.running("mute") is None
 
 
+async def test_lost_windows_are_taken_up_before_prefect_is_set_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that was killed again and again would otherwise never come to that."""
+    taking_up = asyncio.Event()
+
+    async def prepared(_: Supervisor) -> dict[str, str]:
+        return {}
+
+    async def take_up(*_: object) -> None:
+        taking_up.set()
+        await asyncio.Event().wait()
+
+    async def away(*_: object) -> None:
+        raise ServingError("Prefect does not answer")
+
+    monkeypatch.setattr(supervisor, "services", lambda _: [])
+    monkeypatch.setattr(Supervisor, "_prepare", prepared)
+    monkeypatch.setattr(supervisor, "take_up_lost", take_up)
+    monkeypatch.setattr(supervisor, "create_pools", away)
+    async with asyncio.timeout(30):
+        keeping = asyncio.create_task(Supervisor(settings).run())
+        await taking_up.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await keeping
+
+
 def test_services_of_another_version_are_named(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

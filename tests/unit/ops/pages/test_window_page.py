@@ -1,0 +1,52 @@
+"""A window's page answers who won and who lost most, however many played."""
+
+from datetime import UTC, datetime
+
+from babylon.core.windows import WindowState
+from babylon.ops.pages.window_facts import Played, WindowFacts
+from babylon.ops.pages.window_page import MOST_AGENTS, window_markdown
+from babylon.store.judgments import Spent
+from babylon.store.scores import StoredScore
+from babylon.store.windows import WindowRow
+
+
+def page(agents: int) -> str:
+    row = WindowRow(
+        window_id="2025-11-14T07:00",
+        minutes=60,
+        state=WindowState.REJECTED,
+        epoch=1,
+        owner=None,
+        lease_until=None,
+        leased=False,
+        attempts=0,
+        retry_at=None,
+        batch_id=None,
+        reason=None,
+        metrics={},
+        scored=None,
+        updated_at=datetime(2025, 11, 14, tzinfo=UTC),
+    )
+    played = [
+        Played(
+            trajectory_id=f"t{number}",
+            agent_id=f"agent-{number}",
+            scenario_id="s",
+            pnl_usd=0.5 - number,
+            score=StoredScore(trajectory_id=f"t{number}", scorer="judge", score=0.5, reasons=[]),
+        )
+        for number in range(agents)
+    ]
+    return window_markdown(WindowFacts(row=row, spent=Spent(), played=played))
+
+
+def test_the_agents_that_won_and_lost_most_are_shown_of_many() -> None:
+    found = page(MOST_AGENTS + 30).partition("## Best and worst")[0]
+    assert f"`agent-{MOST_AGENTS + 29}` | 1 | -{MOST_AGENTS + 28}.50" in found
+    assert "`agent-0` | 1 | +0.50" in found and "| … 30 agents between |" in found
+    assert found.count("`agent-") == MOST_AGENTS
+
+
+def test_few_agents_are_all_shown() -> None:
+    found = page(MOST_AGENTS).partition("## Best and worst")[0]
+    assert found.count("`agent-") == MOST_AGENTS and "between" not in found
