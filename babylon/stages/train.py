@@ -9,6 +9,7 @@ from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
+from babylon.stages.sample_replies import replies_for
 from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -57,6 +58,16 @@ async def train_window(
         behaviours=await behaviours_of(store, rows),
         optimizer=await optimizer_of(store, parent),
         progress=progress,
+        replies=await replies_for(
+            store,
+            scored,
+            parent,
+            rows,
+            settings.training.objective,
+            settings.preferences,
+            settings.judge,
+            settings.seed,
+        ),
     )
     # in a thread, because importing a trainer takes seconds
     trainer = await asyncio.to_thread(updater, settings.training.trainer)

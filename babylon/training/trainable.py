@@ -125,6 +125,7 @@ class TuningOptions:
 
 
 DEFAULT_OPTIONS = TuningOptions()
+LoadedBase = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +150,12 @@ def load_trainable(
     transfer_layers: TransferLayers = "all",
     options: TuningOptions = DEFAULT_OPTIONS,
     optimizer_of: Path | str | None = None,
+    base: LoadedBase | None = None,
 ) -> Trainable:
     """Load the parent policy for training, with the optimiser of ``optimizer_of`` or its own.
+
+    ``base`` is used instead of loading the frozen model below an adapter. It must be that of the
+    parent, and gets the adapter; ``without_adapter`` removes it.
 
     Raises:
         ModelError: nothing loads from ``parent``, its weights are not finite, or it has no layers
@@ -158,7 +163,7 @@ def load_trainable(
     """
     model: PreTrainedModel | PeftModel
     if tuning == "lora":
-        model, tokenizer = _with_adapter(parent, transfer_layers, options)
+        model, tokenizer = _with_adapter(parent, transfer_layers, options, base)
     else:
         model, tokenizer = load_policy(parent)
         model.requires_grad_(True)  # merging an adapter froze the weights below it
@@ -201,22 +206,39 @@ def save_checkpoint(
     return target
 
 
+def load_base(parent: Path | str, options: TuningOptions = DEFAULT_OPTIONS) -> LoadedBase:
+    """The frozen model below the adapters that are trained from ``parent``, with its tokenizer.
+
+    Raises:
+        ModelError: nothing loads from ``parent``.
+    """
+    path = adapter_base(str(parent)) if is_adapter(parent) else parent
+    return load_policy(str(path), precision=options.base_precision)
+
+
+def without_adapter(trainable: Trainable) -> LoadedBase:
+    """The base of a trained adapter as it was before: the adapter's layers are gone."""
+    assert isinstance(trainable.model, PeftModel)
+    base = trainable.model.unload()  # type: ignore[operator]
+    return base, trainable.tokenizer
+
+
 def _with_adapter(
-    parent: Path | str, layers: TransferLayers, options: TuningOptions
+    parent: Path | str,
+    layers: TransferLayers,
+    options: TuningOptions,
+    loaded: LoadedBase | None,
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """The parent's adapter, extended to ``layers``, or a new one. New layers start at zero.
 
     A continued adapter keeps its rank, scale and variant.
     """
+    base, tokenizer = loaded or load_base(parent, options)
     if not is_adapter(parent):
-        base, tokenizer = load_policy(parent, precision=options.base_precision)
         config = new_adapter(base, layers, options)
         return _adapted(base, config), tokenizer
     config = LoraConfig.from_pretrained(str(parent))
     config.base_model_name_or_path = adapter_base(str(parent))
-    base, tokenizer = load_policy(
-        str(config.base_model_name_or_path), precision=options.base_precision
-    )
     if isinstance(config.target_modules, str):
         raise ModelError(
             f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"

@@ -1,8 +1,10 @@
 """The options of an update that the settings describe."""
 
+from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.settings import TrainingSettings
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.loss_inputs import LossBounds
+from babylon.training.preferences.config import PreferenceConfig
 from babylon.training.trainable import TuningOptions
 
 TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
@@ -34,6 +36,16 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         max_staleness=training.max_staleness,
         max_missing_logprobs=training.max_missing_logprobs,
         seed=seed,
+    )
+
+
+def preference_config(preferences: PreferenceSettings) -> PreferenceConfig:
+    """The options of DPO and KTO that the settings describe."""
+    return PreferenceConfig(
+        loss=preferences.loss,
+        beta=preferences.beta,
+        nll=preferences.nll,
+        margin=preferences.margin,
     )
 
 

@@ -7,10 +7,11 @@ import torch
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.trainer import Progress
+from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import run_in_processes
 from babylon.training.update import update_checkpoint
-from babylon.training.update_options import trainer_config, tuning_options
+from babylon.training.update_options import preference_config, trainer_config, tuning_options
 from babylon.training.update_result import Update
 
 
@@ -31,6 +32,11 @@ async def update_torch(work: TrainInput) -> Update:
         optimizer=work.optimizer,
         progress_directory=work.progress_directory,
         home=work.settings.home,
+        preferences=Preferences(
+            objective=training.objective,
+            options=preference_config(work.settings.preferences),
+            replies=tuple(work.replies),
+        ),
     )
     if processes > 1:
         return await asyncio.to_thread(run_in_processes, job, processes, work.progress)
