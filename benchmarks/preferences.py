@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -173,6 +174,7 @@ def trl_trainer(case: Case, model: Any, optimizer: torch.optim.Optimizer, size: 
     kind, config = (_LoggedDpo, DPOConfig) if case.kind == "dpo" else (_LoggedKto, KTOConfig)
     return kind(
         model=model,
+        ref_model=deepcopy(model),
         args=config(**common),
         train_dataset=Dataset.from_list(rows),
         processing_class=_tokenizer(),

@@ -21,7 +21,16 @@ BY_HAND: Mapping[str, Sequence[str]] = {
     "windows": ("minutes", "min_agents", "lookback_hours", "recipe", "include_late"),
     "quality": ("min_actions", "reward_threshold", "target_trajectories", "max_dropout"),
     "scoring": ("scorer",),
-    "training": ("trainer", "tuning", "loss", "advantage", "learning_rate", "iterations"),
+    "training": (
+        "trainer",
+        "tuning",
+        "loss",
+        "advantage",
+        "learning_rate",
+        "iterations",
+        "objective",
+    ),
+    "population": ("size", "evolve_every"),
     "evaluation": ("scenarios", "rules"),
     "deployment": ("strategy",),
 }

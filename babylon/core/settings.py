@@ -540,6 +540,19 @@ class Settings(BaseModel):
     publish: PublishSettings = PublishSettings()
     prefect: PrefectSettings = PrefectSettings()
 
+    @model_validator(mode="after")
+    def _siblings_are_adapters(self) -> Self:
+        if self.population.size > 1 and (self.training.trainer, self.training.tuning) != (
+            "torch",
+            "lora",
+        ):
+            raise ValueError(
+                f"POPULATION={self.population.size} with TRAINER={self.training.trainer} and"
+                f" TUNING={self.training.tuning}: siblings are adapters of TRAINER=torch, on one"
+                " base (TUNING=lora)"
+            )
+        return self
+
     @field_validator("home")
     @classmethod
     def _home_knows_its_store(cls, home: Home, info: ValidationInfo) -> Home:

@@ -10,6 +10,7 @@ from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
 from babylon.stages.sample_replies import replies_for
+from babylon.stages.siblings import Made, best_sibling
 from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -69,30 +70,36 @@ async def train_window(
             settings.seed,
         ),
     )
-    # in a thread, because importing a trainer takes seconds
-    trainer = await asyncio.to_thread(updater, settings.training.trainer)
-    update = await trainer(work)
-    metrics = update_metrics(update, scored)
+    if settings.population.size > 1:
+        made = await best_sibling(
+            work, scored, settings.population, settings.evaluation, settings.judge
+        )
+    else:
+        # in a thread, because importing a trainer takes seconds
+        trainer = await asyncio.to_thread(updater, settings.training.trainer)
+        update = await trainer(work)
+        metrics = update_metrics(update, scored)
+        made = Made(target=work.target, metrics=metrics, trajectory_ids=update.trajectory_ids)
     batch_id = await next_batch(store, claim.window_id)
     version = await commit_policy(
         store,
         claim,
         parent_version=parent.policy_version,
-        kind="lora" if (work.target / "adapter_config.json").exists() else "full",
-        uri=str(work.target),
+        kind="lora" if (made.target / "adapter_config.json").exists() else "full",
+        uri=str(made.target),
         base_model=parent.base_model,
         batch_id=batch_id,
-        trajectory_ids=update.trajectory_ids,
-        metrics=metrics,
-        digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(work.target)),
+        trajectory_ids=made.trajectory_ids,
+        metrics=made.metrics,
+        digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(made.target)),
     )
     return Trained(
         claim=claim,
         batch_id=batch_id,
         policy_version=version,
         parent_version=parent.policy_version,
-        checkpoint_uri=settings.home.reference(work.target),
-        metrics=metrics,
+        checkpoint_uri=settings.home.reference(made.target),
+        metrics=made.metrics,
     )
 
 

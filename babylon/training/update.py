@@ -1,7 +1,8 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from babylon.training.preferences.objective import SCORES_ONLY, Preferences, lea
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
-    LoadedBase,
+    SharedBase,
     Trainable,
     TransferLayers,
     Tuning,
@@ -49,7 +50,7 @@ def update_checkpoint(
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
     preferences: Preferences = SCORES_ONLY,
-    base: LoadedBase | None = None,
+    base: SharedBase | None = None,
 ) -> Update:
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
@@ -61,7 +62,7 @@ def update_checkpoint(
         home: its object store gets the progress too, for a worker on another machine.
         ranks: the processes that share the update. The first one alone writes.
         preferences: the objective, and replies that were sampled for it.
-        base: the frozen model below the adapter, if it is loaded already.
+        base: the frozen model below the adapter, if several updates share it.
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
@@ -74,25 +75,21 @@ def update_checkpoint(
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)
     anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
-    journal = None
-    if progress_directory is not None:
-        # saved progress is resumed only if every input of the update is the same
-        decides = {
-            "parent": place_of(parent),
-            "tuning": tuning,
-            "transfer_layers": transfer_layers,
-            "options": options,
-            "optimizer": optimizer and place_of(optimizer),
-            "config": config,
-            "staleness": sorted((staleness or {}).items()),
-            "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
-            "preferences": preferences,
-        }
-        journal = ProgressFile(
-            progress_directory, update_digest(rows, decides), trainable, home, ranks
-        )
-
-    try:
+    # saved progress is resumed only if every input of the update is the same
+    decides = {
+        "parent": place_of(parent),
+        "tuning": tuning,
+        "transfer_layers": transfer_layers,
+        "options": options,
+        "optimizer": optimizer and place_of(optimizer),
+        "config": config,
+        "staleness": sorted((staleness or {}).items()),
+        "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
+        "preferences": preferences,
+    }
+    where, digest = progress_directory, update_digest(rows, decides) if progress_directory else ""
+    journal = ProgressFile(where, digest, trainable, home, ranks) if where else None
+    with _own_errors(journal):
         learnt = learn(
             trainable,
             trajectories,
@@ -106,6 +103,18 @@ def update_checkpoint(
             progress=progress,
             ranks=ranks,
         )
+    if ranks.rank == 0:
+        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
+        save_checkpoint(trainable, target, after)
+        _remove(journal)
+    return update_of(learnt, excluded)
+
+
+@contextmanager
+def _own_errors(journal: ProgressFile | None) -> Iterator[None]:
+    """Turn the trainer's errors into ours. Progress that leads nowhere is removed."""
+    try:
+        yield
     except NothingToTrainError as error:
         _remove(journal)
         raise WindowNotReadyError(str(error)) from error
@@ -114,11 +123,6 @@ def update_checkpoint(
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it
         raise TrainingError(str(error)) from error
-    if ranks.rank == 0:
-        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
-        save_checkpoint(trainable, target, after)
-        _remove(journal)
-    return update_of(learnt, excluded)
 
 
 def _scored(

@@ -49,7 +49,7 @@ def preference_config(preferences: PreferenceSettings) -> PreferenceConfig:
     )
 
 
-def tuning_options(training: TrainingSettings) -> TuningOptions:
+def tuning_options(training: TrainingSettings, *, resize: bool = False) -> TuningOptions:
     """The adapter, precision and optimiser that the settings describe."""
     return TuningOptions(
         rank=training.lora_rank,
@@ -57,4 +57,5 @@ def tuning_options(training: TrainingSettings) -> TuningOptions:
         adapter=training.lora_variant,
         base_precision=training.base_precision,
         optimizer=training.optimizer,
+        resize=resize,
     )

@@ -114,7 +114,6 @@ async def test_a_window_of_ties_teaches_by_preferences(
 
     trained = await train_window(store, settings, scored)
     assert trained.metrics["pairs"] > 0 and trained.metrics["margin_after"] > 0
-    assert trained.metrics["accuracy_after"] > 0.5
 
     stored = await store.pool.fetch("SELECT * FROM babylon.sampled_replies ORDER BY 1, 2")
     assert len(stored) == 5 and {row["policy_version"] for row in stored} == {0}

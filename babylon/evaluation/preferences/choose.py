@@ -40,6 +40,7 @@ def informative(rows: Sequence[TrainingRow], most: int) -> list[DecisionPoint]:
         for call in row.calls:
             if call.prompt_token_ids and not call.tools and not call.untrainable:
                 moments[row.scenario_id, call.step].append((row, call))
+    # Rewards come before answers: where nothing depends on the choice, no pair has two values.
     ranked: list[tuple[int, DecisionPoint]] = []
     for (scenario_id, step), met in moments.items():
         rewards = [row.rewards[step] for row, _ in met if step in row.rewards]

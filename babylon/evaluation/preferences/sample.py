@@ -32,6 +32,7 @@ def sample_replies(
         ModelError: the checkpoint does not load.
     """
     policy = load("preferences", path, 0)
+    # The call's own limit is not recorded; a reply that is cut off would be a worse one by chance.
     longest = max(len(p.call.completion_token_ids or ()) for p in points) if points else 0
     budget = max(16, longest * 3 // 2)
     requests, owners = [], []

@@ -36,6 +36,7 @@ class TrainInput:
     optimizer: str  # checkpoint whose optimiser goes on: the parent's, or a rejected child's
     progress: Progress | None
     replies: Sequence[PromptReplies] = ()  # sampled for this update (OBJECTIVE=dpo)
+    resize: bool = False  # the parent's adapter gets the settings' rank
 
 
 Updater = Callable[[TrainInput], Awaitable[Update]]

@@ -82,6 +82,7 @@ def paired_examples(sampled: Sequence[PromptReplies], margin: float, context: in
     calls: list[CallTokens] = []
     units = []
     for prompt in sampled:
+        # All pairs of a prompt: they share its replies, so further pairs cost no forward pass.
         values = {
             reply.completion_token_ids: reply.value
             for reply in prompt.replies
@@ -139,6 +140,7 @@ def labelled_examples(
         NothingToTrainError: all scores are equal, or all calls are too old.
     """
     allowed = min(config.max_staleness, MAX_STALENESS)
+    # Staleness first: a call that is left out must not shift what the others are compared with.
     fresh, _ = without_stale(trajectories, staleness or {}, allowed)
     compared = call_advantages(fresh, config)
     mean = fmean(t.score for t in fresh) if fresh else 0.0

@@ -34,6 +34,7 @@ def pair_loss(
         pairs: ``[P, 2]``, the better and the worse reply.
     """
     moved = theta - reference
+    # Only DPO's own loss is of whole replies.
     if config.loss != "sigmoid":
         moved = moved / lengths
     better, worse = pairs.unbind(-1)

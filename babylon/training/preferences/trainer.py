@@ -127,6 +127,7 @@ def train_on_preferences(
         record = PreferenceRecord(**on_device(saved, device))
         fitting.restore(record.halvings)
     training = _Training(model, optimizer, examples, config, options, fitting, record, ranks)
+    # A step sees how far the steps before it went. Nothing has seen the last ones yet.
     while True:
         _iterate(training, journal, progress)
         after = logprobs_of_tree(fitting, examples.tree, ranks)
@@ -308,6 +309,7 @@ def _report(training: _Training, after: Tensor) -> PreferenceReport:
     examples, record, config = training.examples, training.record, training.config
     moved = _sums(examples.tree, after) - _sums(examples.tree, record.reference)
     pairs = [pair for unit in examples.units for pair in unit.pairs]
+    # Margins are relative to where the update began: absolute ones say which reply is shorter.
     if pairs:
         better, worse = torch.tensor(pairs, device=moved.device).unbind(-1)
         margins = moved[better] - moved[worse]

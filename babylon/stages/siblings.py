@@ -1,0 +1,296 @@
+"""Siblings of a window: one update for each member of the population, of which the fittest goes on.
+
+All siblings start from the serving policy and learn from the same rows. They are adapters over one
+base that is loaded once. Each is stored as soon as it exists and again once it has played, so a run
+that resumes goes on with the next one. The fittest is committed as the window's policy and meets
+the gate like any other; the others' checkpoints are removed, their figures stay.
+
+After ``EVOLVE_EVERY`` windows of a generation, the settings evolve.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
+from babylon.core.learning_settings import PopulationSettings
+from babylon.core.settings import EvaluationSettings, JudgeSettings
+from babylon.core.types import Metrics, Scored
+from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
+from babylon.stages.sample_replies import replies_for
+from babylon.store.policies import next_batch
+from babylon.store.population import (
+    MemberRow,
+    Sibling,
+    add_generation,
+    list_members,
+    list_siblings,
+    put_sibling,
+)
+from babylon.training.backends.train_input import TrainInput
+from babylon.training.population.evolve import PopulationMember, Rated, evolve, founders
+from babylon.training.population.genes import (
+    chosen_genes,
+    genes_of,
+    preferences_with,
+    training_with,
+)
+from babylon.training.update_result import update_metrics
+
+log = logging.getLogger(__name__)
+Place = tuple[int, int]  # generation and member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """An update that can be committed."""
+
+    target: Path
+    metrics: Metrics
+    trajectory_ids: tuple[str, ...]
+
+
+async def best_sibling(
+    work: TrainInput,
+    scored: Scored,
+    population: PopulationSettings,
+    evaluation: EvaluationSettings,
+    judge: JudgeSettings,
+) -> Made:
+    """Train a window's siblings, let them play, and return the fittest.
+
+    An update that fails leaves its member without fitness. Where no worlds can be made, the first
+    member goes on, which is the elite of the generation before.
+
+    Raises:
+        WindowNotReadyError: the window teaches no sibling anything.
+        TrainingError: every update failed.
+    """
+    store, batch_id = work.store, await next_batch(work.store, work.claim.window_id)
+    members = await present_generation(work, population)
+    known = {
+        one.member: one
+        for one in await list_siblings(store, batch_id=batch_id)
+        if one.generation == members[0].generation
+        and one.parent_version == work.parent.policy_version
+    }
+    if chosen := next((o for o in known.values() if o.chosen and Path(o.uri).exists()), None):
+        return _made(chosen, len(members))
+    found = await _trained(work, scored, judge, members, known, batch_id)
+    worlds = await fitness_worlds(
+        store,
+        work.claim.window_id,
+        f"{work.settings.seed}:{batch_id}",
+        evaluation,
+        population.worlds,
+    )
+    if worlds is None:
+        log.warning("window %s: no worlds can be made to compare siblings", work.claim.window_id)
+    else:
+        found = await _played(work, worlds, found)
+    # The choice is stored before anything is removed, so that a run that resumes makes the same.
+    able = [one for one in found if one.uri]
+    best = able[best_of([one.fitness for one in able])]
+    await put_sibling(store, work.claim, replace(best, chosen=True))
+    for one in able:
+        if one.member != best.member:
+            await asyncio.to_thread(shutil.rmtree, one.uri, ignore_errors=True)
+    return _made(best, len(members))
+
+
+async def present_generation(
+    work: TrainInput, population: PopulationSettings
+) -> list[PopulationMember]:
+    """Return the members whose turn it is; found or evolve the population if that is due."""
+    store, seed = work.store, work.settings.seed
+    training, preferences = work.settings.training, work.settings.preferences
+    names = chosen_genes(population.genes, training)
+    members = await list_members(store)
+    newest = members[-1].generation if members else -1
+    current = [_member(row) for row in members if row.generation == newest]
+    own = genes_of(names, training, preferences, training.effective_learning_rate)
+    if not current or set(current[0].genes) != set(names) or len(current) != population.size:
+        # other genes or another size begin anew: their fitness cannot be compared
+        began = founders(own, population.size, Random(f"{seed}:founders:{newest + 1}"))
+        current = [replace(one, generation=newest + 1) for one in began]
+    else:
+        siblings = await list_siblings(store, generation=newest)
+        seen = {one.window_id for one in siblings if one.chosen} - {work.claim.window_id}
+        if len(seen) < population.evolve_every:
+            return current
+        means = rated(siblings)
+        current = evolve(
+            [Rated(member=one, fitness=means.get(one.member)) for one in current],
+            min(population.elites, population.size),
+            population.size,
+            Random(f"{seed}:evolve:{newest}"),
+        )
+    await add_generation(store, [_row(one) for one in current])
+    # another worker may have been first
+    stored = await list_members(store)
+    return [_member(row) for row in stored if row.generation == stored[-1].generation]
+
+
+def rated(siblings: Sequence[Sibling]) -> dict[int, float]:
+    """Return member → its mean fitness over the windows in which it played.
+
+    A failed update counts as the worst result of its window: settings that diverge must not win.
+    """
+    windows: dict[str, list[Sibling]] = defaultdict(list)
+    for one in siblings:
+        windows[one.batch_id].append(one)
+    values: dict[int, list[float]] = defaultdict(list)
+    for together in windows.values():
+        played = [one.fitness for one in together if one.fitness is not None]
+        if not played:
+            continue
+        for one in together:
+            values[one.member].append(min(played) if one.fitness is None else one.fitness)
+    return {member: fmean(found) for member, found in values.items()}
+
+
+async def _trained(
+    work: TrainInput,
+    scored: Scored,
+    judge: JudgeSettings,
+    members: Sequence[PopulationMember],
+    known: Mapping[int, Sibling],
+    batch_id: str,
+) -> list[Sibling]:
+    # imported here, because torch takes seconds to import
+    from babylon.training.population.shared_base import Siblings
+
+    found: list[Sibling] = []
+    errors: list[Exception] = []
+    together = Siblings(work.parent.uri)
+    for member in members:
+        before = known.get(member.member)
+        if before and (not before.uri or Path(before.uri).exists()):
+            found.append(before)
+            continue
+        own = await _work_of(work, scored, judge, member)
+        sibling = Sibling(
+            window_id=work.claim.window_id,
+            batch_id=batch_id,
+            generation=member.generation,
+            member=member.member,
+            parent_version=work.parent.policy_version,
+            uri="",
+            fitness=None,
+            fitness_error=None,
+            worlds=0,
+            metrics={},
+            trajectory_ids=(),
+            chosen=False,
+        )
+        try:
+            update = await asyncio.to_thread(together.train, own)
+        except (TrainingError, WindowNotReadyError) as error:
+            log.warning("member %d of the population: %s", member.member, error)
+            errors.append(error)
+            sibling = replace(sibling, metrics={"error": str(error)})
+        else:
+            metrics = update_metrics(update, scored)
+            ids = update.trajectory_ids
+            sibling = replace(sibling, uri=str(own.target), metrics=metrics, trajectory_ids=ids)
+        await put_sibling(work.store, work.claim, sibling)
+        found.append(sibling)
+    if not any(one.uri for one in found):
+        if errors:
+            raise errors[0]
+        raise TrainingError(f"every sibling of window {work.claim.window_id} failed before")
+    return found
+
+
+async def _work_of(
+    work: TrainInput, scored: Scored, judge: JudgeSettings, member: PopulationMember
+) -> TrainInput:
+    """Return the update of one member."""
+    training = training_with(work.settings.training, member.genes)
+    preferences = preferences_with(work.settings.preferences, member.genes)
+    settings = work.settings.model_copy(update={"training": training, "preferences": preferences})
+    replies = work.replies
+    if "temperature" in member.genes:
+        replies = await replies_for(
+            work.store,
+            scored,
+            work.parent,
+            work.rows,
+            training.objective,
+            preferences,
+            judge,
+            settings.seed,
+        )
+    name = f"{work.target.name}-m{member.member}"
+    return replace(
+        work,
+        settings=settings,
+        target=work.target.with_name(name),
+        replies=replies,
+        resize="rank" in member.genes,
+    )
+
+
+async def _played(
+    work: TrainInput, worlds: FitnessWorlds, siblings: Sequence[Sibling]
+) -> list[Sibling]:
+    """Return the siblings with their fitness. Those that have played do not play again."""
+    seed = work.settings.seed
+    if all(one.fitness is not None or not one.uri for one in siblings):
+        return list(siblings)
+    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed)
+    found = []
+    for one in siblings:
+        if one.uri and one.fitness is None:
+            try:
+                own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
+            except ModelError as error:
+                log.warning("member %d of the population: %s", one.member, error)
+            else:
+                result = fitness(parent, own)
+                error = result.error if isfinite(result.error) else None
+                one = replace(one, fitness=result.mean, fitness_error=error, worlds=result.worlds)
+                await put_sibling(work.store, work.claim, one)
+        found.append(one)
+    return found
+
+
+def _made(chosen: Sibling, size: int) -> Made:
+    return Made(
+        target=Path(chosen.uri),
+        metrics={
+            **chosen.metrics,
+            "population": size,
+            "population_generation": chosen.generation,
+            "population_member": chosen.member,
+            "population_fitness": chosen.fitness,
+        },
+        trajectory_ids=chosen.trajectory_ids,
+    )
+
+
+def _member(row: MemberRow) -> PopulationMember:
+    return PopulationMember(
+        generation=row.generation,
+        member=row.member,
+        parent=row.parent,
+        origin=row.origin,  # type: ignore[arg-type]
+        genes=row.genes,
+    )
+
+
+def _row(one: PopulationMember) -> MemberRow:
+    return MemberRow(
+        generation=one.generation,
+        member=one.member,
+        parent=one.parent,
+        origin=one.origin,
+        genes=dict(one.genes),
+    )
