@@ -172,7 +172,7 @@ class SharedBase:
     def restore(self) -> None:
         """Remove the adapter of the last update. The frozen weights were never changed."""
         if self.adapted is not None:
-            self.model = self.adapted.unload()  # type: ignore[operator]
+            self.model = self.adapted.unload()
             vars(self.model).pop("peft_config", None)
             self.adapted = None
 
