@@ -15,7 +15,10 @@ _LOUD = 4.0
 
 
 def save_deciding_policy(directory: Path) -> Path:
-    """After every token a decision or the end comes next, each with a quarter of the mass."""
+    """After every token a decision or the end comes next, each with about a quarter of the mass.
+
+    Other hidden units tell them apart a little, so that training can prefer one.
+    """
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(list(DECISIONS))
     model = tiny_model(0, vocab_size=len(tokenizer), max_position_embeddings=4096)
@@ -27,6 +30,7 @@ def save_deciding_policy(directory: Path) -> Path:
         model.model.embed_tokens.weight[:, 0] = 10.0
         model.model.norm.weight.fill_(1.0)
         model.lm_head.weight.zero_()
+        model.lm_head.weight[said, 1:] = 0.1 * torch.randn(len(said), model.config.hidden_size - 1)
         model.lm_head.weight[said, 0] = _LOUD
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

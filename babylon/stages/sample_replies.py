@@ -91,8 +91,10 @@ def _sampled(
     uri: str, points: Sequence[DecisionPoint], preferences: PreferenceSettings, seed: int
 ) -> list[list[tuple[tuple[int, ...], str]]]:
     from babylon.evaluation.preferences.sample import sample_replies
+    from babylon.training.likelihood import free_memory
 
     drawn = sample_replies(uri, points, preferences.replies, preferences.temperature, seed)
+    free_memory()  # the update needs it
     return [[(one.token_ids, one.text) for one in replies] for replies in drawn]
 
 

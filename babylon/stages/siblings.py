@@ -10,20 +10,28 @@ After ``EVOLVE_EVERY`` windows of a generation, the settings evolve.
 
 import asyncio
 import logging
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
+from babylon.core.errors import (
+    ArtifactError,
+    ModelError,
+    StorageError,
+    TrainingError,
+    WindowNotReadyError,
+)
 from babylon.core.learning_settings import PopulationSettings
+from babylon.core.objects import remove
 from babylon.core.settings import EvaluationSettings, JudgeSettings
 from babylon.core.types import Metrics, Scored
 from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
+from babylon.policies.shared_files import fetch_checkpoint, publish_checkpoint
 from babylon.stages.sample_replies import replies_for
 from babylon.store.policies import next_batch
 from babylon.store.population import (
@@ -42,6 +50,7 @@ from babylon.training.population.genes import (
     preferences_with,
     training_with,
 )
+from babylon.training.progress_directory import take_up_progress
 from babylon.training.update_result import update_metrics
 
 log = logging.getLogger(__name__)
@@ -63,8 +72,12 @@ async def best_sibling(
     population: PopulationSettings,
     evaluation: EvaluationSettings,
     judge: JudgeSettings,
-) -> Made:
+    only: int | None = None,
+) -> Made | None:
     """Train a window's siblings, let them play, and return the fittest.
+
+    With ``only``, train one member and let it play, and return nothing: several workers may do that
+    side by side. What they have done is not done again.
 
     An update that fails leaves its member without fitness. Where no worlds can be made, the first
     member goes on, which is the elite of the generation before.
@@ -81,9 +94,11 @@ async def best_sibling(
         if one.generation == members[0].generation
         and one.parent_version == work.parent.policy_version
     }
-    if chosen := next((o for o in known.values() if o.chosen and Path(o.uri).exists()), None):
-        return _made(chosen, len(members))
-    found = await _trained(work, scored, judge, members, known, batch_id)
+    for one in known.values():
+        if one.chosen and await _is_here(work, one):
+            return _made(one, len(members))
+    wanted = members if only is None else [members[only]]
+    found = await _trained(work, scored, judge, wanted, known, batch_id)
     worlds = await fitness_worlds(
         store,
         work.claim.window_id,
@@ -95,13 +110,16 @@ async def best_sibling(
         log.warning("window %s: no worlds can be made to compare siblings", work.claim.window_id)
     else:
         found = await _played(work, worlds, found)
+    if only is not None:
+        return None
     # The choice is stored before anything is removed, so that a run that resumes makes the same.
     able = [one for one in found if one.uri]
     best = able[best_of([one.fitness for one in able])]
     await put_sibling(store, work.claim, replace(best, chosen=True))
     for one in able:
         if one.member != best.member:
-            await asyncio.to_thread(shutil.rmtree, one.uri, ignore_errors=True)
+            with suppress(OSError, StorageError):  # retention tries again
+                await asyncio.to_thread(remove, store.home, Path(one.uri))
     return _made(best, len(members))
 
 
@@ -172,7 +190,7 @@ async def _trained(
     together = Siblings(work.parent.uri)
     for member in members:
         before = known.get(member.member)
-        if before and (not before.uri or Path(before.uri).exists()):
+        if before and (not before.uri or await _is_here(work, before)):
             found.append(before)
             continue
         own = await _work_of(work, scored, judge, member)
@@ -198,6 +216,7 @@ async def _trained(
             sibling = replace(sibling, metrics={"error": str(error)})
         else:
             metrics = update_metrics(update, scored)
+            await asyncio.to_thread(publish_checkpoint, work.store.home, str(own.target))
             ids = update.trajectory_ids
             sibling = replace(sibling, uri=str(own.target), metrics=metrics, trajectory_ids=ids)
         await put_sibling(work.store, work.claim, sibling)
@@ -207,6 +226,16 @@ async def _trained(
             raise errors[0]
         raise TrainingError(f"every sibling of window {work.claim.window_id} failed before")
     return found
+
+
+async def _is_here(work: TrainInput, one: Sibling) -> bool:
+    """Return whether a sibling's checkpoint exists; another machine's is fetched."""
+    try:
+        await asyncio.to_thread(fetch_checkpoint, work.store.home, one.uri)
+    except (ArtifactError, ModelError) as error:
+        log.warning("member %d of the population is trained again: %s", one.member, error)
+        return False
+    return Path(one.uri).exists()
 
 
 async def _work_of(
@@ -228,11 +257,13 @@ async def _work_of(
             judge,
             settings.seed,
         )
-    name = f"{work.target.name}-m{member.member}"
+    part = f"-m{member.member}"
+    home = work.store.home
     return replace(
         work,
         settings=settings,
-        target=work.target.with_name(name),
+        target=work.target.with_name(work.target.name + part),
+        progress_directory=await asyncio.to_thread(take_up_progress, home, work.claim, part),
         replies=replies,
         resize="rank" in member.genes,
     )

@@ -29,9 +29,16 @@ from babylon.training.update_result import update_metrics
 
 
 async def train_window(
-    store: Store, settings: Settings, scored: Scored, *, progress: Progress | None = None
-) -> Trained:
+    store: Store,
+    settings: Settings,
+    scored: Scored,
+    *,
+    progress: Progress | None = None,
+    member: int | None = None,
+) -> Trained | None:
     """Train the champion on a window, save the checkpoint, commit it as the next policy version.
+
+    With ``member``, train only this one of a population, and commit nothing.
 
     The commit also consumes the trajectories that moved the policy: they cannot be trained again.
     Trajectories in a group with equal scores, or without a trainable call, stay unused.
@@ -72,8 +79,10 @@ async def train_window(
     )
     if settings.population.size > 1:
         made = await best_sibling(
-            work, scored, settings.population, settings.evaluation, settings.judge
+            work, scored, settings.population, settings.evaluation, settings.judge, only=member
         )
+        if made is None:
+            return None
     else:
         # in a thread, because importing a trainer takes seconds
         trainer = await asyncio.to_thread(updater, settings.training.trainer)

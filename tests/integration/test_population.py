@@ -1,5 +1,6 @@
 """A population through the train stage: siblings, the fittest, resumption and evolution."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,21 @@ async def test_siblings_play_fresh_worlds_that_the_gate_does_not(
 def test_siblings_are_adapters_of_our_own_trainer(settings: Settings) -> None:
     with pytest.raises((ValueError, ConfigError), match="POPULATION=2"):
         settings.replace(population={"size": 2}, training={"tuning": "full"})
+
+
+async def test_members_that_other_workers_trained_are_not_trained_again(
+    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = fitter(monkeypatch, {0: 0.0, 1: 1.0, 2: 2.0})
+    window_of = await scored(store, three, 9, window(base, 9))
+    alone = [train_window(store, three, window_of, member=member) for member in range(3)]
+    assert await asyncio.gather(*alone) == [None] * 3
+    assert sorted(played) == [0, 1, 2]
+    rows_of = await list_siblings(store)
+    assert len(rows_of) == 3 and not any(one.chosen for one in rows_of)
+    assert len(await list_members(store)) == 3  # one generation, whoever was first
+    trained = await train_window(store, three, window_of)
+    assert trained is not None and trained.metrics["population_member"] == 2
+    assert len(played) == 3 and [s.metrics for s in await list_siblings(store)] == [
+        s.metrics for s in rows_of
+    ]
