@@ -56,7 +56,8 @@ class Case:
         """The same replies for our trainer."""
         if self.kind == "dpo":
             return paired_examples(self.prompts, 0.0, 8192)
-        calls, units = [], []
+        calls: list[CallTokens] = []
+        units: list[Unit] = []
         for prompt in self.prompts:
             for reply, label in zip(prompt.replies, (1, -1), strict=True):
                 place = len(calls)
@@ -209,7 +210,7 @@ def compare(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         if run == "ours":
             ours(small, model, sgd)
         else:
-            trl_trainer(small, model.eval(), sgd, len(small.rows())).train()
+            trl_trainer(small, model, sgd, len(small.rows())).train()
         steps.append(_weights(model) - before)
     error = float((steps[0] - steps[1]).norm() / steps[1].norm())
     case = made(kind, options.agents, options.ticks, options.seed)

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from babylon.core.settings import Group, Settings, fields, variable_of
+from babylon.core.settings import Settings, fields, variable_of
+from babylon.core.settings_group import Group
 from babylon.core.windows import RECIPE_PATTERN
 
 Schema = dict[str, Any]

@@ -21,10 +21,10 @@ def show(
     json: Json = False,
 ) -> None:
     """Show every generation: genes, fitness, parents, and the windows that a member won."""
-    from babylon.ops.population_page import Standing, population_standings
+    from babylon.ops.population_page import MemberStanding, population_standings
     from babylon.ops.population_plot import plot_lineage
 
-    standings: list[Standing] = with_store(load_settings(), population_standings)
+    standings: list[MemberStanding] = with_store(load_settings(), population_standings)
     drawn = plot_lineage(standings, plot) if plot and standings else None
     if json:
         print_json({"members": [asdict(one) for one in standings], "plot": drawn and str(drawn)})
@@ -32,6 +32,7 @@ def show(
     if not standings:
         print("no population yet: `babylon train --population 4`")
         return
+    # Generations can differ in their genes: each gene has a column, empty where it did not evolve.
     genes = list(dict.fromkeys(name for one in standings for name in one.genes))
     columns = ["generation", "member", "parent", "origin", "fitness", "windows", "chosen", *genes]
     rows = [

@@ -11,7 +11,7 @@ from babylon.store.population import Sibling, list_members, list_siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class MemberStanding:
     """A member. ``fitness``: mean P&L less the parent's in dollars a world, with its standard
     error; None before it has played. ``chosen``: number of windows that it won."""
 
@@ -26,14 +26,14 @@ class Standing:
     chosen: int
 
 
-async def population_standings(store: Store) -> list[Standing]:
+async def population_standings(store: Store) -> list[MemberStanding]:
     """Return all members, oldest generation first."""
     siblings: dict[int, list[Sibling]] = defaultdict(list)
     for one in await list_siblings(store):
         siblings[one.generation].append(one)
     means = {generation: rated(own) for generation, own in siblings.items()}
     return [
-        Standing(
+        MemberStanding(
             generation=row.generation,
             member=row.member,
             parent=row.parent,

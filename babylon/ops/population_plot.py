@@ -5,16 +5,17 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from babylon.ops.population_page import Standing
+from babylon.ops.population_page import MemberStanding
 
 _MARKS = {"founder": "o", "elite": "*", "mutant": "^"}
 
 
-def plot_lineage(standings: Sequence[Standing], path: Path) -> Path:
+def plot_lineage(standings: Sequence[MemberStanding], path: Path) -> Path:
     """Write the picture. Height is fitness, and size the number of windows that a member won.
 
     A member without fitness is drawn at the bottom, hollow.
     """
+    # not pyplot, which keeps every figure alive in a global list
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     known = [one.fitness for one in standings if one.fitness is not None]

@@ -28,6 +28,7 @@ from babylon.core.errors import (
 )
 from babylon.core.learning_settings import PopulationSettings
 from babylon.core.objects import remove
+from babylon.core.preferences import PromptReplies
 from babylon.core.settings import EvaluationSettings, JudgeSettings
 from babylon.core.types import Metrics, Scored
 from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
@@ -42,6 +43,7 @@ from babylon.store.population import (
     list_siblings,
     put_sibling,
 )
+from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.population.evolve import PopulationMember, Rated, evolve, founders
 from babylon.training.population.genes import (
@@ -64,6 +66,39 @@ class Made:
     target: Path
     metrics: Metrics
     trajectory_ids: tuple[str, ...]
+
+
+async def make_update(
+    work: TrainInput,
+    scored: Scored,
+    population: PopulationSettings,
+    evaluation: EvaluationSettings,
+    judge: JudgeSettings,
+    only: int | None = None,
+) -> Made | None:
+    """Sample the replies that the objective needs, and run one update or those of all siblings.
+
+    Raises:
+        WindowNotReadyError, TrainingError: as the trainer.
+    """
+    work = replace(work, replies=await _replies(work, scored, judge))
+    if population.size > 1:
+        return await best_sibling(work, scored, population, evaluation, judge, only)
+    # in a thread, because importing a trainer takes seconds
+    trainer = await asyncio.to_thread(updater, work.settings.training.trainer)
+    update = await trainer(work)
+    metrics, ids = update_metrics(update, scored), update.trajectory_ids
+    return Made(target=work.target, metrics=metrics, trajectory_ids=ids)
+
+
+async def _replies(
+    work: TrainInput, scored: Scored, judge: JudgeSettings
+) -> Sequence[PromptReplies]:
+    settings = work.settings
+    objective, preferences = settings.training.objective, settings.preferences
+    return await replies_for(
+        work.store, scored, work.parent, work.rows, objective, preferences, judge, settings.seed
+    )
 
 
 async def best_sibling(
@@ -128,12 +163,12 @@ async def present_generation(
 ) -> list[PopulationMember]:
     """Return the members whose turn it is; found or evolve the population if that is due."""
     store, seed = work.store, work.settings.seed
-    training, preferences = work.settings.training, work.settings.preferences
+    training = work.settings.training
     names = chosen_genes(population.genes, training)
     members = await list_members(store)
     newest = members[-1].generation if members else -1
     current = [_member(row) for row in members if row.generation == newest]
-    own = genes_of(names, training, preferences, training.effective_learning_rate)
+    own = genes_of(names, training, work.settings.preferences, training.effective_learning_rate)
     if not current or set(current[0].genes) != set(names) or len(current) != population.size:
         # other genes or another size begin anew: their fitness cannot be compared
         began = founders(own, population.size, Random(f"{seed}:founders:{newest + 1}"))
@@ -151,8 +186,7 @@ async def present_generation(
             Random(f"{seed}:evolve:{newest}"),
         )
     await add_generation(store, [_row(one) for one in current])
-    # another worker may have been first
-    stored = await list_members(store)
+    stored = await list_members(store)  # another worker may have been first
     return [_member(row) for row in stored if row.generation == stored[-1].generation]
 
 
@@ -247,16 +281,7 @@ async def _work_of(
     settings = work.settings.model_copy(update={"training": training, "preferences": preferences})
     replies = work.replies
     if "temperature" in member.genes:
-        replies = await replies_for(
-            work.store,
-            scored,
-            work.parent,
-            work.rows,
-            training.objective,
-            preferences,
-            judge,
-            settings.seed,
-        )
+        replies = await _replies(replace(work, settings=settings), scored, judge)
     part = f"-m{member.member}"
     home = work.store.home
     return replace(

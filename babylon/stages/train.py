@@ -9,8 +9,7 @@ from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
-from babylon.stages.sample_replies import replies_for
-from babylon.stages.siblings import Made, best_sibling
+from babylon.stages.siblings import make_update
 from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -22,10 +21,8 @@ from babylon.store.policies import (
     next_batch,
     policy_of_window,
 )
-from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.progress_directory import claim_name, take_up_progress
-from babylon.training.update_result import update_metrics
 
 
 async def train_window(
@@ -66,29 +63,12 @@ async def train_window(
         behaviours=await behaviours_of(store, rows),
         optimizer=await optimizer_of(store, parent),
         progress=progress,
-        replies=await replies_for(
-            store,
-            scored,
-            parent,
-            rows,
-            settings.training.objective,
-            settings.preferences,
-            settings.judge,
-            settings.seed,
-        ),
     )
-    if settings.population.size > 1:
-        made = await best_sibling(
-            work, scored, settings.population, settings.evaluation, settings.judge, only=member
-        )
-        if made is None:
-            return None
-    else:
-        # in a thread, because importing a trainer takes seconds
-        trainer = await asyncio.to_thread(updater, settings.training.trainer)
-        update = await trainer(work)
-        metrics = update_metrics(update, scored)
-        made = Made(target=work.target, metrics=metrics, trajectory_ids=update.trajectory_ids)
+    made = await make_update(
+        work, scored, settings.population, settings.evaluation, settings.judge, only=member
+    )
+    if made is None:
+        return None
     batch_id = await next_batch(store, claim.window_id)
     version = await commit_policy(
         store,

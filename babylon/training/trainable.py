@@ -188,8 +188,6 @@ def load_trainable(
 ) -> Trainable:
     """Load the parent policy for training, with the optimiser of ``optimizer_of`` or its own.
 
-    ``base`` is used instead of loading the frozen model below an adapter. It must be the parent's.
-
     Raises:
         ModelError: nothing loads from ``parent``, its weights are not finite, or it has no layers
             of the selected kind.

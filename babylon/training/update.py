@@ -55,8 +55,8 @@ def update_checkpoint(
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
     Args:
-        staleness: policy version → number of updates between it and the parent.
-        behaviours: policy version → checkpoint, for calls whose logprobs were not logged.
+        staleness, behaviours: policy version → updates between it and the parent; → checkpoint, for
+            calls whose logprobs were not logged.
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
@@ -69,8 +69,8 @@ def update_checkpoint(
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    rate = config.learning_rate
-    trainable = load_trainable(parent, tuning, rate, transfer_layers, options, optimizer, base)
+    # the rate is set with every step
+    trainable = load_trainable(parent, tuning, 0.0, transfer_layers, options, optimizer, base)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)

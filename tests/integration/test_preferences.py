@@ -149,7 +149,7 @@ async def test_a_run_that_resumes_trains_on_the_same_replies(
     )
     scored = await tied_window(store, settings, base)
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr("babylon.stages.train.updater", _stopped)
+        patch.setattr("babylon.stages.siblings.updater", _stopped)
         await train_window(store, settings, scored)
     before = await store.pool.fetch("SELECT * FROM babylon.sampled_replies ORDER BY 1, 2")
     trained = await train_window(store, settings, scored)
