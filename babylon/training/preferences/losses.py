@@ -23,10 +23,10 @@ def pair_loss(
 
     ``sigmoid``: ``-log sigmoid(beta (d_w - d_l))`` with ``d = theta - reference`` (Rafailov et al.
     2023, arXiv 2305.18290, eq. 7). ``sigmoid_norm``: the same with ``d`` a token, so that long
-    replies do not win by their length (as SimPO, arXiv 2405.14734, with a reference). ``ipo``: ``(d_w - d_l - 1 / (2 beta))^2``, ``d`` a token (Azar et al.
-    2023, arXiv 2310.12036, eq. 17; the normalisation is TRL's, confirmed by the authors). ``nll``
-    adds the better reply's negative log-likelihood a token, so that it does not become unlikely
-    together with the worse one (RPO, arXiv 2404.19733, eq. 1).
+    replies do not win by their length (as SimPO, arXiv 2405.14734, with a reference). ``ipo``:
+    ``(d_w - d_l - 1 / (2 beta))^2``, ``d`` a token (Azar et al. 2023, arXiv 2310.12036, eq. 17).
+    ``nll`` adds the better reply's negative log-likelihood a token, so that it does not become
+    unlikely together with the worse one (RPO, arXiv 2404.19733, eq. 1).
 
     Args:
         lengths: tokens of each reply, ``[C]``.
