@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 
-from babylon.core.settings import Group, Settings, fields, variable_of
+from babylon.core.settings import Settings, fields, variable_of
+from babylon.core.settings_group import Group
 from babylon.core.windows import RECIPE_PATTERN
 
 Schema = dict[str, Any]
@@ -21,7 +22,16 @@ BY_HAND: Mapping[str, Sequence[str]] = {
     "windows": ("minutes", "min_agents", "lookback_hours", "recipe", "include_late"),
     "quality": ("min_actions", "reward_threshold", "target_trajectories", "max_dropout"),
     "scoring": ("scorer",),
-    "training": ("trainer", "tuning", "loss", "advantage", "learning_rate", "iterations"),
+    "training": (
+        "trainer",
+        "tuning",
+        "loss",
+        "advantage",
+        "learning_rate",
+        "iterations",
+        "objective",
+    ),
+    "population": ("size", "evolve_every"),
     "evaluation": ("scenarios", "rules"),
     "deployment": ("strategy",),
 }

@@ -4,6 +4,8 @@ On the pool each is a run of the deployment ``gpu-stage``. Only small JSON manif
 the two machines.
 """
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -13,27 +15,37 @@ from prefect import flow
 from babylon.blocks.form import Overrides
 from babylon.blocks.load import settings_with
 from babylon.core.settings import Settings
-from babylon.core.types import Scored, Trained, Verdict
+from babylon.core.types import Scored, SiblingOrder, Trained, Verdict
 from babylon.tasks.pool import on_pool, said
 from babylon.tasks.train import train
 from babylon.tasks.validate_checkpoint import validate_checkpoint
 
 Placement = Literal["inline", "deployed"]
+log = logging.getLogger("babylon.flows")
+
+
+def committed(trained: Trained | None) -> Trained:
+    """Return the manifest of an update that was committed, as all but a sibling's are."""
+    assert trained is not None
+    return trained
 
 
 @flow(name="gpu-stage", flow_run_name="{manifest.claim.window_id}", result_serializer="json")
 async def gpu_stage(
-    manifest: Scored | Trained,
+    manifest: Scored | Trained | SiblingOrder,
     overrides: Overrides | None = None,
     blocks: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run the stage that takes this manifest: ``train``, or ``validate checkpoint``.
+    """Run the stage that takes this manifest: ``train``, one sibling, or ``validate checkpoint``.
 
     Returns its own manifest as JSON, which the parent reads in another process.
     """
     settings = await settings_with(overrides, blocks)
+    if isinstance(manifest, SiblingOrder):
+        await train(settings, manifest.scored, manifest.member)
+        return {"member": manifest.member}
     if isinstance(manifest, Scored):
-        return asdict(await train(settings, manifest))
+        return asdict(committed(await train(settings, manifest)))
     return asdict(await validate_checkpoint(settings, manifest))
 
 
@@ -52,7 +64,9 @@ class GpuStages:
 
     async def train(self, scored: Scored) -> Trained:
         if self.placement == "inline":
-            return await train(self.settings, scored)
+            return committed(await train(self.settings, scored))
+        if self.settings.population.size > 1:
+            await self._siblings(scored)
         return said("train", Trained, await self._on_pool("train", scored))
 
     async def validate_checkpoint(self, trained: Trained) -> Verdict:
@@ -61,7 +75,22 @@ class GpuStages:
         name = "validate checkpoint"
         return said(name, Verdict, await self._on_pool(name, trained))
 
-    async def _on_pool(self, stage: str, manifest: Scored | Trained) -> object:
+    async def _siblings(self, scored: Scored) -> None:
+        """Train a population's members side by side. Stage ``train`` does what fails here."""
+        orders = [
+            SiblingOrder(scored=scored, member=member)
+            for member in range(self.settings.population.size)
+        ]
+        runs = [self._on_pool(f"sibling {order.member}", order) for order in orders]
+        for order, result in zip(
+            orders, await asyncio.gather(*runs, return_exceptions=True), strict=True
+        ):
+            if isinstance(result, Exception):
+                log.warning("sibling %d: %s", order.member, result)
+            elif isinstance(result, BaseException):
+                raise result
+
+    async def _on_pool(self, stage: str, manifest: Scored | Trained | SiblingOrder) -> object:
         settings = {"overrides": self.overrides, "blocks": list(self.blocks)}
         return await on_pool(
             stage, {"manifest": manifest, **settings}, manifest.claim, self.settings.prefect

@@ -15,8 +15,10 @@ from babylon.training.update_health import update_markdown
 
 
 @stage("train")
-async def train(settings: Settings, scored: Scored) -> Trained:
+async def train(settings: Settings, scored: Scored, member: int | None = None) -> Trained | None:
     """Train, commit and leave a page. After the commit the window's trajectories are consumed.
+
+    With ``member``, train only this one of a population: it is neither committed nor has a page.
 
     The update computes in a thread, which cannot be interrupted: on cancellation it ends itself at
     its next train step.
@@ -30,10 +32,12 @@ async def train(settings: Settings, scored: Scored) -> Trained:
 
     async with limited(GPU_MEMORY), open_store(settings) as store:
         try:
-            trained = await train_window(store, settings, scored, progress=step)
+            trained = await train_window(store, settings, scored, progress=step, member=member)
         except asyncio.CancelledError:
             cancelled.set()
             raise
+    if trained is None:
+        return None
     window_id, version = trained.claim.window_id, trained.policy_version
     page = update_markdown(window_id, version, trained.parent_version, trained.metrics)
     await leave_page("update", window_id, page, f"how policy {version} was trained")

@@ -57,6 +57,8 @@ SLOW = (
     "integration/test_arena.py",
     "integration/test_art.py",
     "integration/test_checks.py",
+    "integration/test_population.py",
+    "integration/test_preferences.py",
     "integration/test_train_stage.py",
     "unit/evaluation/arena/test_match.py",
     "unit/evaluation/experiment/test_peeking.py",

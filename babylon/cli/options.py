@@ -77,6 +77,12 @@ Processes = Annotated[
     int | None,
     typer.Option("--nproc", min=0, metavar="N", help="Processes of an update; 0: one a GPU."),
 ]
+Population = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Siblings a window yields, by own settings.")
+]
+EvolveEvery = Annotated[
+    int | None, typer.Option(min=1, metavar="K", help="Windows after which these settings evolve.")
+]
 TargetTrajectories = Annotated[
     int | None, typer.Option(min=2, metavar="N", help="Thin larger windows to about N.")
 ]

@@ -64,12 +64,15 @@ def train(
     scorer: o.Scorer = None,
     trainer: o.Trainer = None,
     loss: o.Loss = None,
+    population: o.Population = None,
+    evolve_every: o.EvolveEvery = None,
     json: o.Json = False,
 ) -> None:
     """Train on recorded play: one window, every window as it closes, or a range of past windows."""
     options = locals()  # each option by its name, so that OVERRIDES can sort them into groups
     overrides = {group: {name: options[name] for name in OVERRIDES[group]} for group in OVERRIDES}
     overrides["windows"]["minutes"] = window_minutes
+    overrides["population"] = {"size": population, "evolve_every": evolve_every}
     request = TrainRequest(
         mode=mode,
         window=window,

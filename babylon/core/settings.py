@@ -19,7 +19,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -29,6 +28,9 @@ from pydantic.fields import FieldInfo
 
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
+from babylon.core.learning_settings import Objective, PopulationSettings, PreferenceSettings
+from babylon.core.settings_group import Group
+from babylon.core.settings_group import env as _env
 from babylon.core.windows import RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
@@ -40,19 +42,6 @@ DeploymentStrategy = Literal["replace", "ab", "canary"]
 Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
 LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
 _LOOPBACK = ("localhost", "127.0.0.1")
-
-
-def _env(default: Any, variable: str, **limits: Any) -> Any:
-    """A field with its environment variable. The text below it is its line in docs/settings.md."""
-    return Field(default, json_schema_extra={"variable": variable}, **limits)
-
-
-class Group(BaseModel):
-    """Settings that are read together."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class DatabaseSettings(Group):
@@ -194,6 +183,10 @@ class ModelSettings(Group):
 class TrainingSettings(Group):
     trainer: Trainer = _env("torch", "TRAINER")
     """Backend that computes the update: our own, W&B's service, or ART on this machine."""
+    objective: Objective = _env("grpo", "OBJECTIVE")
+    """What an update learns from: scores (`grpo`), pairs of replies sampled for it (`dpo`), logged
+    calls as good or bad ones (`kto`), or scores and then pairs; docs/preferences.md.
+    """
     tuning: Literal["lora", "full"] = _env("lora", "TUNING")
     """Weights that are trained: a LoRA adapter, or all of them."""
     transfer_layers: Literal["all", "attention", "ffn"] = _env("all", "TRANSFER_LAYERS")
@@ -538,6 +531,8 @@ class Settings(BaseModel):
     judge: JudgeSettings = JudgeSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    preferences: PreferenceSettings = PreferenceSettings()
+    population: PopulationSettings = PopulationSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     serving: ServingSettings = ServingSettings()
     deployment: DeploymentSettings = DeploymentSettings()
@@ -545,6 +540,19 @@ class Settings(BaseModel):
     tracking: TrackingSettings = TrackingSettings()
     publish: PublishSettings = PublishSettings()
     prefect: PrefectSettings = PrefectSettings()
+
+    @model_validator(mode="after")
+    def _siblings_are_adapters(self) -> Self:
+        if self.population.size > 1 and (self.training.trainer, self.training.tuning) != (
+            "torch",
+            "lora",
+        ):
+            raise ValueError(
+                f"POPULATION={self.population.size} with TRAINER={self.training.trainer} and"
+                f" TUNING={self.training.tuning}: siblings are adapters of TRAINER=torch, on one"
+                " base (TUNING=lora)"
+            )
+        return self
 
     @field_validator("home")
     @classmethod

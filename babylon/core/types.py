@@ -111,6 +111,18 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiblingOrder:
+    """One member of a population to train on a window, before stage ``train``."""
+
+    scored: Scored
+    member: int
+
+    @property
+    def claim(self) -> Claim:
+        return self.scored.claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """Manifest of ``train``: a candidate policy, its checkpoint and the metrics of its update."""
 

@@ -40,7 +40,7 @@ UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often
 # Hidden directories are unfinished; their names have a random suffix.
 _CLAIM = re.compile(
     r"(?P<hidden>\.)?(?P<hour>\d{4}-\d{2}-\d{2}T\d{2})(?P<minute>\d{2})(?P<recipe>\+[a-z0-9-]+)?"
-    r"-e(?P<epoch>\d+)(?(hidden)-\w+)"
+    r"-e(?P<epoch>\d+)(-m\d+)?(?(hidden)-\w+)"
 )
 _RESUMABLE = IN_WORK | {WindowState.FAILED}
 

@@ -9,6 +9,7 @@ from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
+from babylon.stages.siblings import make_update
 from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
 from babylon.store.connection import Store
 from babylon.store.policies import (
@@ -20,16 +21,21 @@ from babylon.store.policies import (
     next_batch,
     policy_of_window,
 )
-from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.progress_directory import claim_name, take_up_progress
-from babylon.training.update_result import update_metrics
 
 
 async def train_window(
-    store: Store, settings: Settings, scored: Scored, *, progress: Progress | None = None
-) -> Trained:
+    store: Store,
+    settings: Settings,
+    scored: Scored,
+    *,
+    progress: Progress | None = None,
+    member: int | None = None,
+) -> Trained | None:
     """Train the champion on a window, save the checkpoint, commit it as the next policy version.
+
+    With ``member``, train only this one of a population, and commit nothing.
 
     The commit also consumes the trajectories that moved the policy: they cannot be trained again.
     Trajectories in a group with equal scores, or without a trainable call, stay unused.
@@ -58,30 +64,31 @@ async def train_window(
         optimizer=await optimizer_of(store, parent),
         progress=progress,
     )
-    # in a thread, because importing a trainer takes seconds
-    trainer = await asyncio.to_thread(updater, settings.training.trainer)
-    update = await trainer(work)
-    metrics = update_metrics(update, scored)
+    made = await make_update(
+        work, scored, settings.population, settings.evaluation, settings.judge, only=member
+    )
+    if made is None:
+        return None
     batch_id = await next_batch(store, claim.window_id)
     version = await commit_policy(
         store,
         claim,
         parent_version=parent.policy_version,
-        kind="lora" if (work.target / "adapter_config.json").exists() else "full",
-        uri=str(work.target),
+        kind="lora" if (made.target / "adapter_config.json").exists() else "full",
+        uri=str(made.target),
         base_model=parent.base_model,
         batch_id=batch_id,
-        trajectory_ids=update.trajectory_ids,
-        metrics=metrics,
-        digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(work.target)),
+        trajectory_ids=made.trajectory_ids,
+        metrics=made.metrics,
+        digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(made.target)),
     )
     return Trained(
         claim=claim,
         batch_id=batch_id,
         policy_version=version,
         parent_version=parent.policy_version,
-        checkpoint_uri=settings.home.reference(work.target),
-        metrics=metrics,
+        checkpoint_uri=settings.home.reference(made.target),
+        metrics=made.metrics,
     )
 
 

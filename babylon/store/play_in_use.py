@@ -12,7 +12,7 @@ from babylon.store.connection import Store
 
 _BY_WINDOW = (
     *("scores", "rejections", "collected", "judgments", "observations", "late"),
-    *("attempts", "window_health"),
+    *("attempts", "window_health", "sampled_replies"),
 )
 
 

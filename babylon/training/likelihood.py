@@ -2,6 +2,7 @@
 
 import gc
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, Poli
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.training_window import TrainingWindow
 
 
 def log_ratios(
@@ -53,6 +55,27 @@ def recomputed_logprobs(
     model, _ = load_policy(path)
     rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
+
+
+def with_behaviours(
+    window: TrainingWindow, behaviours: Mapping[int, str], ranks: Ranks = ALONE
+) -> TrainingWindow:
+    """The window with missing logprobs recomputed under the policies that sampled the calls.
+
+    One policy is in memory at a time.
+    """
+    missing: dict[int, list[int]] = defaultdict(list)
+    for position, call in enumerate(window.calls):
+        version = call.policy_version
+        if call.logprobs is None and version is not None and version in behaviours:
+            missing[version].append(position)
+    logprobs: dict[int, list[float]] = {}
+    for version, positions in sorted(missing.items()):
+        tree = window.tree.only(positions)
+        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens, ranks)
+        logprobs |= zip(positions, rows, strict=True)
+        free_memory()
+    return window.with_logprobs(logprobs) if logprobs else window
 
 
 def _of_completions(values: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:

@@ -27,20 +27,23 @@ def claim_name(claim: Claim) -> str:
     return f"{_window_name(claim.window_id)}-e{claim.epoch}"
 
 
-def progress_directory(home: Home, claim: Claim) -> Path:
-    return home.progress / claim_name(claim)
+def progress_directory(home: Home, claim: Claim, part: str = "") -> Path:
+    return home.progress / f"{claim_name(claim)}{part}"
 
 
-def take_up_progress(home: Home, claim: Claim) -> Path:
-    """Return the claim's directory, after moving the newest earlier claim's progress into it."""
-    own = progress_directory(home, claim)
+def take_up_progress(home: Home, claim: Claim, part: str = "") -> Path:
+    """Return the claim's directory, after moving the newest earlier claim's progress into it.
+
+    ``part``: a suffix, for one of several updates of the window.
+    """
+    own = progress_directory(home, claim, part)
     stored = names(home, home.progress)
     if own in stored:
         _fetch(home, own)
     own.mkdir(parents=True, exist_ok=True)
     if (own / PROGRESS_FILE).exists():  # saved by this claim
         return own
-    for earlier in _earlier(stored, claim):
+    for earlier in _earlier(stored, claim, part):
         _fetch(home, earlier)
         try:
             failpoint("progress.take_up")
@@ -59,8 +62,8 @@ def _fetch(home: Home, directory: Path) -> None:
         log.warning("stored progress is not used: %s", error)
 
 
-def _earlier(directories: Iterable[Path], claim: Claim) -> list[Path]:
-    pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+)")
+def _earlier(directories: Iterable[Path], claim: Claim, part: str) -> list[Path]:
+    pattern = re.compile(rf"{re.escape(_window_name(claim.window_id))}-e(\d+){re.escape(part)}")
     epochs = {
         path: int(match[1])
         for path in directories

@@ -24,7 +24,14 @@ from tempfile import mkdtemp
 from typing import Literal, NoReturn
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
@@ -34,6 +41,7 @@ from babylon.core.failpoints import failpoint
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.policies.load import Precision, is_adapter, load_policy, quiet_ranks
+from babylon.training.resize_adapter import resized
 
 TransferLayers = Literal["all", "attention", "ffn"]
 _MODULES = {
@@ -122,6 +130,7 @@ class TuningOptions:
     adapter: Literal["lora", "rslora", "dora"] = "lora"
     base_precision: Precision = "fp32"
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    resize: bool = False  # a continued adapter gets ``rank`` too
 
 
 DEFAULT_OPTIONS = TuningOptions()
@@ -142,6 +151,32 @@ class Trainable:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
+@dataclass(slots=True)
+class SharedBase:
+    """A frozen model below several adapters, which are trained one after the other."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    adapted: PeftModel | None = None
+
+    @classmethod
+    def below(cls, parent: Path | str, options: TuningOptions = DEFAULT_OPTIONS) -> "SharedBase":
+        """Load the model that ``parent``'s adapter is on, or ``parent`` if it is none.
+
+        Raises:
+            ModelError: nothing loads from ``parent``.
+        """
+        path = adapter_base(str(parent)) if is_adapter(parent) else parent
+        return cls(*load_policy(str(path), precision=options.base_precision))
+
+    def restore(self) -> None:
+        """Remove the adapter of the last update. The frozen weights were never changed."""
+        if self.adapted is not None:
+            self.model = self.adapted.unload()
+            vars(self.model).pop("peft_config", None)
+            self.adapted = None
+
+
 def load_trainable(
     parent: Path | str,
     tuning: Tuning,
@@ -149,6 +184,7 @@ def load_trainable(
     transfer_layers: TransferLayers = "all",
     options: TuningOptions = DEFAULT_OPTIONS,
     optimizer_of: Path | str | None = None,
+    base: SharedBase | None = None,
 ) -> Trainable:
     """Load the parent policy for training, with the optimiser of ``optimizer_of`` or its own.
 
@@ -158,7 +194,7 @@ def load_trainable(
     """
     model: PreTrainedModel | PeftModel
     if tuning == "lora":
-        model, tokenizer = _with_adapter(parent, transfer_layers, options)
+        model, tokenizer = _with_adapter(parent, transfer_layers, options, base)
     else:
         model, tokenizer = load_policy(parent)
         model.requires_grad_(True)  # merging an adapter froze the weights below it
@@ -202,21 +238,23 @@ def save_checkpoint(
 
 
 def _with_adapter(
-    parent: Path | str, layers: TransferLayers, options: TuningOptions
+    parent: Path | str,
+    layers: TransferLayers,
+    options: TuningOptions,
+    shared: SharedBase | None,
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """The parent's adapter, extended to ``layers``, or a new one. New layers start at zero.
 
-    A continued adapter keeps its rank, scale and variant.
+    A continued adapter keeps its scale and variant, and its rank unless ``options.resize``.
     """
+    # Long, because what a continued adapter keeps and what it gets anew is decided item by item.
+    below = shared or SharedBase.below(parent, options)
+    base, tokenizer = below.model, below.tokenizer
     if not is_adapter(parent):
-        base, tokenizer = load_policy(parent, precision=options.base_precision)
-        config = new_adapter(base, layers, options)
-        return _adapted(base, config), tokenizer
+        below.adapted = _adapted(base, new_adapter(base, layers, options))
+        return below.adapted, tokenizer
     config = LoraConfig.from_pretrained(str(parent))
     config.base_model_name_or_path = adapter_base(str(parent))
-    base, tokenizer = load_policy(
-        str(config.base_model_name_or_path), precision=options.base_precision
-    )
     if isinstance(config.target_modules, str):
         raise ModelError(
             f"{parent}: the adapter names its layers by a pattern, {config.target_modules!r}:"
@@ -227,8 +265,20 @@ def _with_adapter(
     experts = {*(config.target_parameters or ()), *expert_targets(base, layers)}
     config.target_parameters = sorted(experts) or None
     config.inference_mode = False
-    model = _adapted(base, config)
-    set_peft_model_state_dict(model, load_peft_weights(str(parent)))
+    weights = load_peft_weights(str(parent))
+    resize = options.resize and config.r != options.rank
+    if resize:
+        if experts or config.use_dora:
+            raise ModelError(
+                f"the adapter of {parent} has {'experts' if experts else 'magnitudes'}, and only"
+                " plain LoRA can change its rank: leave rank out of POPULATION_GENES"
+            )
+        root = (config.r / options.rank) ** 0.5 if config.use_rslora else config.r / options.rank
+        config.lora_alpha, config.r = config.lora_alpha / root, options.rank
+    model = below.adapted = _adapted(base, config)
+    if resize:
+        weights = resized(weights, get_peft_model_state_dict(model))
+    set_peft_model_state_dict(model, weights)
     return model, tokenizer
 
 

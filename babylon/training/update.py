@@ -1,8 +1,8 @@
 """One window's update on disk: parent checkpoint + scored calls → new checkpoint + report."""
 
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +14,15 @@ from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import OutOfMemoryError
 from babylon.training.grpo.ranks import ALONE, Ranks
-from babylon.training.grpo.trainer import Progress, train_on_window
+from babylon.training.grpo.trainer import Progress
 from babylon.training.grpo.training_input import ScoredTrajectory
-from babylon.training.grpo.training_window import (
-    NothingToTrainError,
-    TrainingWindow,
-    compile_window,
-)
+from babylon.training.grpo.training_window import NothingToTrainError
 from babylon.training.learning_rate import reinforcement_rate
-from babylon.training.likelihood import free_memory, recomputed_logprobs
+from babylon.training.preferences.objective import SCORES_ONLY, Preferences, learn
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
+    SharedBase,
     Trainable,
     TransferLayers,
     Tuning,
@@ -33,7 +30,7 @@ from babylon.training.trainable import (
     load_trainable,
     save_checkpoint,
 )
-from babylon.training.update_result import Excluded, Update
+from babylon.training.update_result import Excluded, Update, update_of
 
 
 def update_checkpoint(
@@ -52,57 +49,72 @@ def update_checkpoint(
     home: Home | None = None,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
+    preferences: Preferences = SCORES_ONLY,
+    base: SharedBase | None = None,
 ) -> Update:
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
     Args:
-        staleness: policy version → number of updates between it and the parent.
-        behaviours: policy version → checkpoint, for calls whose logprobs were not logged.
+        staleness, behaviours: policy version → updates between it and the parent; → checkpoint, for
+            calls whose logprobs were not logged.
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
         ranks: the processes that share the update. The first one alone writes.
+        preferences: the objective, and replies that were sampled for it.
+        base: the frozen model below the adapter, if several updates share it.
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    rate = config.learning_rate
-    trainable = load_trainable(parent, tuning, rate, transfer_layers, options, optimizer)
+    # the rate is set with every step
+    trainable = load_trainable(parent, tuning, 0.0, transfer_layers, options, optimizer, base)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)
     anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
-    journal = None
-    if progress_directory is not None:
-        # saved progress is resumed only if every input of the update is the same
-        decides = {
-            "parent": place_of(parent),
-            "tuning": tuning,
-            "transfer_layers": transfer_layers,
-            "options": options,
-            "optimizer": optimizer and place_of(optimizer),
-            "config": config,
-            "staleness": sorted((staleness or {}).items()),
-            "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
-        }
-        journal = ProgressFile(
-            progress_directory, update_digest(rows, decides), trainable, home, ranks
-        )
-
-    try:
-        window = compile_window(trajectories, config, staleness=staleness)
-        window = with_behaviours(window, behaviours or {}, ranks)
-        report = train_on_window(
-            trainable.model,
-            trainable.optimizer,
-            window,
+    # saved progress is resumed only if every input of the update is the same
+    decides = {
+        "parent": place_of(parent),
+        "tuning": tuning,
+        "transfer_layers": transfer_layers,
+        "options": options,
+        "optimizer": optimizer and place_of(optimizer),
+        "config": config,
+        "staleness": sorted((staleness or {}).items()),
+        "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
+        "preferences": preferences,
+    }
+    where, digest = progress_directory, update_digest(rows, decides) if progress_directory else ""
+    journal = ProgressFile(where, digest, trainable, home, ranks) if where else None
+    with _own_errors(journal):
+        learnt = learn(
+            trainable,
+            trajectories,
+            config,
+            preferences,
+            context=_context(trainable),
+            staleness=staleness or {},
+            behaviours=behaviours or {},
             reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,
             ranks=ranks,
         )
+    if ranks.rank == 0:
+        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
+        save_checkpoint(trainable, target, after)
+        _remove(journal)
+    return update_of(learnt, excluded)
+
+
+@contextmanager
+def _own_errors(journal: ProgressFile | None) -> Iterator[None]:
+    """Turn the trainer's errors into ours. Progress that leads nowhere is removed."""
+    try:
+        yield
     except NothingToTrainError as error:
         _remove(journal)
         raise WindowNotReadyError(str(error)) from error
@@ -111,42 +123,20 @@ def update_checkpoint(
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it
         raise TrainingError(str(error)) from error
-    if ranks.rank == 0:
-        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
-        save_checkpoint(trainable, target, after)
-        _remove(journal)
-    return Update(report=report, excluded=excluded, trajectory_ids=tuple(window.trajectory_ids))
 
 
 def _scored(
     trainable: Trainable, rows: Sequence[TrainingRow]
 ) -> tuple[list[ScoredTrajectory], Excluded]:
-    bounds = trainable.model.config
-    context = int(getattr(bounds, "max_position_embeddings", sys.maxsize))  # some have no bound
-    return scored_trajectories(trainable.tokenizer, rows, context, bounds.vocab_size)
+    vocabulary = trainable.model.config.vocab_size
+    return scored_trajectories(trainable.tokenizer, rows, _context(trainable), vocabulary)
+
+
+def _context(trainable: Trainable) -> int:
+    bound = getattr(trainable.model.config, "max_position_embeddings", None)
+    return int(bound or sys.maxsize)  # some have no bound
 
 
 def _remove(journal: ProgressFile | None) -> None:
     if journal is not None:
         journal.remove()
-
-
-def with_behaviours(
-    window: TrainingWindow, behaviours: Mapping[int, str], ranks: Ranks = ALONE
-) -> TrainingWindow:
-    """The window with missing logprobs recomputed under the policies that sampled the calls.
-
-    One policy is in memory at a time.
-    """
-    missing: dict[int, list[int]] = defaultdict(list)
-    for position, call in enumerate(window.calls):
-        version = call.policy_version
-        if call.logprobs is None and version is not None and version in behaviours:
-            missing[version].append(position)
-    logprobs: dict[int, list[float]] = {}
-    for version, positions in sorted(missing.items()):
-        tree = window.tree.only(positions)
-        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens, ranks)
-        logprobs |= zip(positions, rows, strict=True)
-        free_memory()
-    return window.with_logprobs(logprobs) if logprobs else window

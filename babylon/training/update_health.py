@@ -26,6 +26,8 @@ KEY_FIGURES = {
     "entropy": "nats a token",
     "grad_norm": "before clipping",
     "update_norm": "change of the tuned weights, relative to their norm",
+    "pairs": "pairs of replies that were compared",
+    "margin_after": "nats by which better replies gained on worse ones",
     "packing_ratio": "tokens of all calls / forwarded tokens",
     "unique_tokens_per_s": "forwarded tokens a second, in train steps",
 }

@@ -1,8 +1,10 @@
 """The options of an update that the settings describe."""
 
+from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.settings import TrainingSettings
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.loss_inputs import LossBounds
+from babylon.training.preferences.config import PreferenceConfig
 from babylon.training.trainable import TuningOptions
 
 TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
@@ -37,7 +39,17 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
     )
 
 
-def tuning_options(training: TrainingSettings) -> TuningOptions:
+def preference_config(preferences: PreferenceSettings) -> PreferenceConfig:
+    """The options of DPO and KTO that the settings describe."""
+    return PreferenceConfig(
+        loss=preferences.loss,
+        beta=preferences.beta,
+        nll=preferences.nll,
+        margin=preferences.margin,
+    )
+
+
+def tuning_options(training: TrainingSettings, *, resize: bool = False) -> TuningOptions:
     """The adapter, precision and optimiser that the settings describe."""
     return TuningOptions(
         rank=training.lora_rank,
@@ -45,4 +57,5 @@ def tuning_options(training: TrainingSettings) -> TuningOptions:
         adapter=training.lora_variant,
         base_precision=training.base_precision,
         optimizer=training.optimizer,
+        resize=resize,
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from babylon.core.types import Metrics, Scored
 from babylon.training.grpo.train_report import TrainReport
+from babylon.training.preferences.preference_report import Learnt, PreferenceReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,27 @@ class ArtReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A trained window. ``trajectory_ids`` are the trajectories that moved the policy."""
+    """A trained window. ``trajectory_ids`` are the trajectories that moved the policy.
 
-    report: TrainReport | ArtReport
+    ``report`` is of the first phase. ``preferences`` is of a second one (``OBJECTIVE=grpo+dpo``).
+    """
+
+    report: TrainReport | ArtReport | PreferenceReport
     excluded: Excluded
     trajectory_ids: tuple[str, ...]
+    preferences: PreferenceReport | None = None
+
+
+def update_of(learnt: Learnt, excluded: Excluded) -> Update:
+    """The update of our own trainer."""
+    first, second = learnt.scores or learnt.preferences, learnt.preferences
+    assert first is not None  # an update without a phase raises
+    return Update(
+        report=first,
+        excluded=excluded,
+        trajectory_ids=learnt.trajectory_ids,
+        preferences=second if learnt.scores else None,
+    )
 
 
 def update_metrics(update: Update, scored: Scored) -> Metrics:
@@ -63,6 +80,7 @@ def update_metrics(update: Update, scored: Scored) -> Metrics:
     """
     metrics: Metrics = {
         **asdict(update.report),
+        **{f"preference_{name}": value for name, value in _second(update).items()},
         **{f"calls_{reason}": count for reason, count in asdict(update.excluded).items()},
         "kl_divergence": update.report.kl_after,
         "avg_reward": scored.avg_reward,
@@ -71,6 +89,10 @@ def update_metrics(update: Update, scored: Scored) -> Metrics:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()
     }
+
+
+def _second(update: Update) -> dict[str, Any]:
+    return asdict(update.preferences) if update.preferences else {}
 
 
 GRADIENT_STEPS = "data/step_num_gradient_steps"  # the job's total, repeated in every record
@@ -86,7 +108,7 @@ _ART_NAMES = {
 }
 
 
-def to_art(report: TrainReport | ArtReport) -> dict[str, float]:
+def to_art(report: TrainReport | ArtReport | PreferenceReport) -> dict[str, float]:
     """The report's numbers under ART's names. Figures unknown to ART go under ``loss/``."""
     return {
         _ART_NAMES.get(name, f"loss/{name}"): float(value)

@@ -11,14 +11,18 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from babylon.core.preferences import PromptReplies, ValuedReply
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
 from babylon.evaluation.arena.play import Plays, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.preferences.choose import informative
+from babylon.evaluation.preferences.play_on import value_replies
+from babylon.evaluation.rebuild.recorded import RecordedPlay, RecordedScenario
 from babylon.game.fleet.fleet_records import action_of, environment_state
 from babylon.game.market.game import make_market
 from babylon.game.market.levels import CurriculumLevel
@@ -30,6 +34,9 @@ from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
+
+if TYPE_CHECKING:
+    from babylon.training.preferences.objective import Preferences
 
 AGENTS_A_WORLD = 8
 LOOK_WORLDS = 256
@@ -222,14 +229,16 @@ def learn(
         began = time.process_time()
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
         play = played(Sampler(str(policy)), worlds, seed, level.shared)
+        rows = scored(play)
         target = directory / f"{level.name}-{seed}-{hour}"
         report: Any = update_checkpoint(
             policy,
-            scored(play),
+            rows,
             target,
             tuning=training.tuning,
             config=config,
             staleness={0: 0},
+            preferences=preferred(policy, rows, worlds, play, level.shared, training, seed),
         ).report
         policy = target
         failed = [payoff.failed for own in play for payoff in own.payoffs]
@@ -241,12 +250,73 @@ def learn(
                 fleet_pnl=sum(own.pnl_usd for own in play) / len(play),
                 malformed=sum(failed) / len(failed),
                 kl_after=report.kl_after,
-                entropy=report.entropy,
+                entropy=getattr(report, "entropy", float("nan")),
                 cpu_s=time.process_time() - began,
                 looked=look(level, hour, policy).mean_pnl if hour in looks else None,
             ),
             policy,
         )
+
+
+def preferred(
+    policy: Path,
+    rows: Sequence[TrainingRow],
+    worlds: Sequence[Scenario],
+    play: Sequence[Trajectory],
+    shared: bool,
+    training: TrainingSettings,
+    seed: int,
+) -> "Preferences":
+    """The objective, and the replies that it needs, sampled and valued as the stage does."""
+    from babylon.core.learning_settings import PreferenceSettings
+    from babylon.evaluation.preferences.sample import sample_replies
+    from babylon.training.preferences.objective import Preferences
+
+    if "dpo" not in training.objective:
+        return Preferences(objective=training.objective)
+    asked = PreferenceSettings()
+    points = informative(rows, asked.prompts)
+    found = sample_replies(str(policy), points, asked.replies, asked.temperature, seed)
+    recorded = _recorded(worlds, play, shared)
+    values = value_replies(recorded, points, [[one.text for one in own] for own in found])
+    return Preferences(
+        objective=training.objective,
+        replies=tuple(
+            PromptReplies(
+                trajectory_id=point.trajectory_id,
+                step=point.call.step,
+                prompt_token_ids=tuple(point.call.prompt_token_ids or ()),
+                replies=tuple(
+                    ValuedReply(completion_token_ids=one.token_ids, value=value)
+                    for one, value in zip(own, known, strict=True)
+                ),
+                temperature=asked.temperature,
+                policy_version=0,
+            )
+            for point, own, known in zip(points, found, values, strict=True)
+            if known
+        ),
+    )
+
+
+def _recorded(
+    worlds: Sequence[Scenario], play: Sequence[Trajectory], shared: bool
+) -> list[RecordedScenario]:
+    found = []
+    for world in worlds:
+        plays = tuple(
+            RecordedPlay(
+                trajectory_id=own.trajectory_id,
+                agent_id=own.agent_id,
+                replies=tuple(call.response for call in own.calls),
+                pnl_usd=own.pnl_usd,
+            )
+            for own in play
+            if own.scenario_id == world.scenario_id
+        )
+        players = tuple(one.agent_id for one in plays) if shared else ()
+        found.append(RecordedScenario(window_id="", scenario=world, plays=plays, players=players))
+    return found
 
 
 def look(level: CurriculumLevel, hour: int, policy: Path, worlds: int = LOOK_WORLDS) -> Plays:

@@ -7,36 +7,57 @@ import torch
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.trainer import Progress
+from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import run_in_processes
+from babylon.training.trainable import SharedBase
 from babylon.training.update import update_checkpoint
-from babylon.training.update_options import trainer_config, tuning_options
+from babylon.training.update_options import preference_config, trainer_config, tuning_options
 from babylon.training.update_result import Update
 
 
 async def update_torch(work: TrainInput) -> Update:
-    """Run one GRPO update of the parent's checkpoint, in a thread or in ``TRAIN_PROCESSES``."""
+    """Run one update of the parent's checkpoint, in a thread or in ``TRAIN_PROCESSES``."""
+    return await asyncio.to_thread(run_work, work)
+
+
+def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
+    """Run an update, on ``base`` if it is given and one process is enough. Blocking."""
+    processes = work.settings.training.processes or torch.cuda.device_count()
+    if processes > 1:
+        return run_in_processes(job_of(work), processes, work.progress)
+    return run_job(job_of(work), work.progress, base=base)
+
+
+def job_of(work: TrainInput) -> UpdateJob:
+    """The arguments of an update."""
     training = work.settings.training
-    processes = training.processes or torch.cuda.device_count()
-    job = UpdateJob(
+    return UpdateJob(
         parent=str(work.parent.uri),
         rows=tuple(work.rows),
         target=work.target,
         tuning=training.tuning,
         config=trainer_config(training, work.settings.seed),
         transfer_layers=training.transfer_layers,
-        options=tuning_options(training),
+        options=tuning_options(training, resize=work.resize),
         staleness=dict(work.staleness),
         behaviours=dict(work.behaviours),
         optimizer=work.optimizer,
         progress_directory=work.progress_directory,
         home=work.settings.home,
+        preferences=Preferences(
+            objective=training.objective,
+            options=preference_config(work.settings.preferences),
+            replies=tuple(work.replies),
+        ),
     )
-    if processes > 1:
-        return await asyncio.to_thread(run_in_processes, job, processes, work.progress)
-    return await asyncio.to_thread(run_job, job, work.progress)
 
 
-def run_job(job: UpdateJob, progress: Progress | None, ranks: Ranks = ALONE) -> Update:
+def run_job(
+    job: UpdateJob,
+    progress: Progress | None,
+    ranks: Ranks = ALONE,
+    base: SharedBase | None = None,
+) -> Update:
     """Run ``update_checkpoint`` with a job's arguments."""
-    return update_checkpoint(**job.arguments(), progress=progress, ranks=ranks)
+    return update_checkpoint(**job.arguments(), progress=progress, ranks=ranks, base=base)

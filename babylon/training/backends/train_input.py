@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from babylon.core.preferences import PromptReplies
 from babylon.core.settings import Settings
 from babylon.core.trajectories import TrainingRow
 from babylon.core.types import Claim
@@ -34,6 +35,8 @@ class TrainInput:
     behaviours: Mapping[int, str]  # policy version → its checkpoint, if it is on this disk
     optimizer: str  # checkpoint whose optimiser goes on: the parent's, or a rejected child's
     progress: Progress | None
+    replies: Sequence[PromptReplies] = ()  # sampled for this update (OBJECTIVE=dpo)
+    resize: bool = False  # the parent's adapter gets the settings' rank
 
 
 Updater = Callable[[TrainInput], Awaitable[Update]]

@@ -52,6 +52,11 @@ def _require_lora(training: TrainingSettings) -> None:
             f"TRAINER={training.trainer} trains LoRA adapters, TUNING is"
             f" {training.tuning!r}: set TUNING=lora, or TRAINER=torch"
         )
+    if training.objective != "grpo":
+        raise ConfigError(
+            f"OBJECTIVE={training.objective} has no counterpart in TRAINER={training.trainer}:"
+            " unset it, or set TRAINER=torch"
+        )
     if training.kl_penalty:
         raise ConfigError(
             f"KL_PENALTY={training.kl_penalty:g} has no counterpart in"

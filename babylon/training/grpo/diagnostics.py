@@ -123,14 +123,7 @@ class UpdateRecord:
     @classmethod
     def from_state(cls, state: RecordState, device: torch.device) -> "UpdateRecord":
         """The record with this ``state``, its tensors moved to ``device``."""
-
-        def moved(value: object) -> object:
-            if isinstance(value, list):
-                return [moved(item) for item in value]
-            return value.to(device) if isinstance(value, Tensor) else value
-
-        fields_on_device: RecordState = {name: moved(value) for name, value in state.items()}
-        return cls(**fields_on_device)
+        return cls(**on_device(state, device))
 
     def inputs(self, logged: Logged, rows: Tensor, values: Values) -> LossInputs:
         """The inputs of the loss for some calls, as wide as their longest completion."""
@@ -179,6 +172,17 @@ class UpdateRecord:
         add(rows)
         for table, row in zip(tables, rows, strict=True):
             table[tokens] = row.to(table.dtype)
+
+
+def on_device(state: RecordState, device: torch.device) -> RecordState:
+    """The state with its tensors and lists of tensors moved to ``device``."""
+
+    def moved(value: object) -> object:
+        if isinstance(value, list):
+            return [moved(item) for item in value]
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    return {name: moved(value) for name, value in state.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import (
     Logged,
     RecordState,
@@ -204,7 +205,10 @@ def train_step(state: TrainState, step: TrainStep) -> bool:
     if record.flags[:3, tokens].any(0).all():  # skip: Adam's moments would move the model
         state.optimizer.zero_grad(set_to_none=True)
     else:
-        record.grad_norms.append(_update(state))
+        norm, record.learning_rate = optimizer_step(
+            state.optimizer, state.window.config, state.ranks
+        )
+        record.grad_norms.append(norm)
         record.losses.append(float(total))
     record.step += 1
     record.halvings = state.fitting.halvings
@@ -260,14 +264,16 @@ def _accumulate(
     return total
 
 
-def _update(state: TrainState) -> float:
-    optimizer, config, record = state.optimizer, state.window.config, state.record
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, config: TrainerConfig, ranks: Ranks
+) -> tuple[float, float]:
+    """Sum the ranks' gradients, clip and step. Return the norm and the learning rate."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state.ranks.add_gradients(parameters)
+    ranks.add_gradients(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
     if not torch.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
-    record.learning_rate = next_rate(optimizer, config)
+    rate = next_rate(optimizer, config)
     try:
         optimizer.step()
     except (RuntimeError, MemoryError) as error:  # no retry: half a step may have been taken
@@ -278,4 +284,4 @@ def _update(state: TrainState) -> float:
             f" weights ({error}): train with TUNING=lora, a smaller BASE_MODEL, or more memory"
         ) from error
     optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    return float(norm), rate

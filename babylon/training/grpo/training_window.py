@@ -166,7 +166,7 @@ def compile_window(
     """
     ages = staleness or {}
     allowed = min(config.max_staleness, MAX_STALENESS)
-    fresh, too_stale = _without_stale(trajectories, ages, allowed)
+    fresh, too_stale = without_stale(trajectories, ages, allowed)
     # Without the stale ones: they must not shift the baseline of their group.
     advantage = call_advantages(fresh, config)
     kept = [t for t in fresh if t.trajectory_id in advantage]
@@ -205,7 +205,7 @@ def refuse_missing_logprobs(window: TrainingWindow) -> None:
         )
 
 
-def _without_stale(
+def without_stale(
     trajectories: Sequence[ScoredTrajectory], ages: Mapping[int, int], allowed: int
 ) -> tuple[list[ScoredTrajectory], Counter[int]]:
     too_stale: Counter[int] = Counter()

@@ -10,8 +10,10 @@ from babylon.core.home import Home
 from babylon.core.trajectories import TrainingRow
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.train_report import TrainReport
+from babylon.training.preferences.objective import SCORES_ONLY, Preferences
+from babylon.training.preferences.preference_report import Learnt, PreferenceReport
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions
-from babylon.training.update_result import Excluded, Update
+from babylon.training.update_result import Excluded, Update, update_of
 
 _JOB, _STEPS, _RESULT = "job.json", "steps.json", "result.json"
 
@@ -32,6 +34,7 @@ class UpdateJob:
     optimizer: str | None
     progress_directory: Path | None
     home: Home | None
+    preferences: Preferences = SCORES_ONLY
 
     def arguments(self) -> dict[str, Any]:
         """The arguments by name."""
@@ -39,7 +42,8 @@ class UpdateJob:
 
 
 class _Result(msgspec.Struct, kw_only=True):
-    report: TrainReport
+    scores: TrainReport | None
+    preferences: PreferenceReport | None
     excluded: Excluded
     trajectory_ids: tuple[str, ...]
 
@@ -69,11 +73,13 @@ class JobDirectory:
 
     def write_result(self, update: Update) -> None:
         """Store the finished update."""
-        assert isinstance(update.report, TrainReport)  # of our own trainer
+        first = update.report
+        assert isinstance(first, TrainReport | PreferenceReport)  # of our own trainer
         self._write(
             _RESULT,
             _Result(
-                report=update.report,
+                scores=first if isinstance(first, TrainReport) else None,
+                preferences=first if isinstance(first, PreferenceReport) else update.preferences,
                 excluded=update.excluded,
                 trajectory_ids=update.trajectory_ids,
             ),
@@ -84,11 +90,12 @@ class JobDirectory:
         if not (self.path / _RESULT).exists():
             return None
         result = self._read(_RESULT, _Result)
-        return Update(
-            report=result.report,
-            excluded=result.excluded,
+        learnt = Learnt(
+            scores=result.scores,
+            preferences=result.preferences,
             trajectory_ids=result.trajectory_ids,
         )
+        return update_of(learnt, result.excluded)
 
     def _write(self, name: str, value: object) -> None:
         part = self.path / f".{name}"

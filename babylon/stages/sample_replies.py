@@ -1,0 +1,116 @@
+"""Replies sampled for an update (``OBJECTIVE=dpo``), before it starts.
+
+The policy that the update starts from answers the window's most informative prompts again, a few
+times each. What it answered is stored, so a run that resumes trains on the same replies and buys no
+judgment twice. A decision of a trajectory that was trained is not answered again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from babylon.core.learning_settings import Objective, PreferenceSettings
+from babylon.core.preferences import PromptReplies, ValuedReply
+from babylon.core.settings import JudgeSettings
+from babylon.core.trajectories import TrainingRow
+from babylon.core.types import Scored
+from babylon.core.windows import Window, parse_window_id
+from babylon.evaluation.preferences.choose import DecisionPoint, informative
+from babylon.evaluation.preferences.play_on import value_replies
+from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.scoring.judge.judge_replies import judge_replies
+from babylon.store.connection import Store
+from babylon.store.policies import Policy
+from babylon.store.replies import read_replies, store_replies
+from babylon.store.windows import get_window
+
+log = logging.getLogger(__name__)
+ROWS = 4096  # of a window that are rebuilt, at most
+Values = list[list[float] | None]
+
+
+async def replies_for(
+    store: Store,
+    scored: Scored,
+    parent: Policy,
+    rows: Sequence[TrainingRow],
+    objective: Objective,
+    preferences: PreferenceSettings,
+    judge: JudgeSettings,
+    seed: int,
+) -> list[PromptReplies]:
+    """Return the parent's replies to prompts of the window, sampled now or by an earlier run.
+
+    None for an objective without pairs. Prompts whose replies cannot be valued are left out, and
+    the log counts them.
+
+    Raises:
+        ScoringError, ConfigError: ``PREFERENCE_VALUES=judge``, and the judge failed or is not set.
+    """
+    if "dpo" not in objective:
+        return []
+    claim, version = scored.claim, parent.policy_version
+    known = await read_replies(store, claim.window_id, version, preferences.temperature)
+    if known:
+        return known
+    points = informative(rows, preferences.prompts)
+    # in a thread, and here, because torch takes seconds to import
+    found = await asyncio.to_thread(_sampled, parent.uri, points, preferences, seed)
+    texts = [[text for _, text in replies] for replies in found]
+    if preferences.values == "judge":
+        values = await judge_replies(store, judge, scored, points, texts)
+    else:
+        values = await _simulated(store, claim.window_id, points, texts)
+    sampled = [
+        PromptReplies(
+            trajectory_id=point.trajectory_id,
+            step=point.call.step,
+            prompt_token_ids=tuple(point.call.prompt_token_ids or ()),
+            replies=tuple(
+                ValuedReply(completion_token_ids=tokens, value=value)
+                for (tokens, _), value in zip(replies, own, strict=True)
+            ),
+            temperature=preferences.temperature,
+            policy_version=version,
+        )
+        for point, replies, own in zip(points, found, values, strict=True)
+        if own and len(own) > 1
+    ]
+    log.info(
+        "window %s: policy %d answered %d prompts again, %d of them could be valued",
+        claim.window_id,
+        version,
+        len(points),
+        len(sampled),
+    )
+    await store_replies(store, claim, sampled, preferences.values)
+    return sampled
+
+
+def _sampled(
+    uri: str, points: Sequence[DecisionPoint], preferences: PreferenceSettings, seed: int
+) -> list[list[tuple[tuple[int, ...], str]]]:
+    from babylon.evaluation.preferences.sample import sample_replies
+    from babylon.training.likelihood import free_memory
+
+    drawn = sample_replies(uri, points, preferences.replies, preferences.temperature, seed)
+    free_memory()  # the update needs it
+    return [[(one.token_ids, one.text) for one in replies] for replies in drawn]
+
+
+async def _simulated(
+    store: Store, window_id: str, points: Sequence[DecisionPoint], texts: Sequence[Sequence[str]]
+) -> Values:
+    if store.game_problem:
+        return [None] * len(points)
+    row = await get_window(store, window_id)
+    assert row is not None  # it is claimed
+    window = played_window(window_id, row.minutes)
+    rows = await played_rows(store, window, apart_from=(), most=ROWS)
+    rebuilt = await asyncio.to_thread(rebuild_rows, rows)
+    return await asyncio.to_thread(value_replies, rebuilt.scenarios, points, texts)
+
+
+def played_window(window_id: str, minutes: int) -> Window:
+    """Return the window that was played: a recipe trains on the rows of another one."""
+    return parse_window_id(window_id.partition("+")[0], minutes)

@@ -1,0 +1,352 @@
+"""Siblings of a window: one update for each member of the population, of which the fittest goes on.
+
+All siblings start from the serving policy and learn from the same rows. They are adapters over one
+base that is loaded once. Each is stored as soon as it exists and again once it has played, so a run
+that resumes goes on with the next one. The fittest is committed as the window's policy and meets
+the gate like any other; the others' checkpoints are removed, their figures stay.
+
+After ``EVOLVE_EVERY`` windows of a generation, the settings evolve.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from babylon.core.errors import (
+    ArtifactError,
+    ModelError,
+    StorageError,
+    TrainingError,
+    WindowNotReadyError,
+)
+from babylon.core.learning_settings import PopulationSettings
+from babylon.core.objects import remove
+from babylon.core.preferences import PromptReplies
+from babylon.core.settings import EvaluationSettings, JudgeSettings
+from babylon.core.types import Metrics, Scored
+from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
+from babylon.policies.shared_files import fetch_checkpoint, publish_checkpoint
+from babylon.stages.sample_replies import replies_for
+from babylon.store.policies import next_batch
+from babylon.store.population import (
+    MemberRow,
+    Sibling,
+    add_generation,
+    list_members,
+    list_siblings,
+    put_sibling,
+)
+from babylon.training.backends.registry import updater
+from babylon.training.backends.train_input import TrainInput
+from babylon.training.population.evolve import PopulationMember, Rated, evolve, founders
+from babylon.training.population.genes import (
+    chosen_genes,
+    genes_of,
+    preferences_with,
+    training_with,
+)
+from babylon.training.progress_directory import take_up_progress
+from babylon.training.update_result import update_metrics
+
+log = logging.getLogger(__name__)
+Place = tuple[int, int]  # generation and member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """An update that can be committed."""
+
+    target: Path
+    metrics: Metrics
+    trajectory_ids: tuple[str, ...]
+
+
+async def make_update(
+    work: TrainInput,
+    scored: Scored,
+    population: PopulationSettings,
+    evaluation: EvaluationSettings,
+    judge: JudgeSettings,
+    only: int | None = None,
+) -> Made | None:
+    """Sample the replies that the objective needs, and run one update or those of all siblings.
+
+    Raises:
+        WindowNotReadyError, TrainingError: as the trainer.
+    """
+    work = replace(work, replies=await _replies(work, scored, judge))
+    if population.size > 1:
+        return await best_sibling(work, scored, population, evaluation, judge, only)
+    # in a thread, because importing a trainer takes seconds
+    trainer = await asyncio.to_thread(updater, work.settings.training.trainer)
+    update = await trainer(work)
+    metrics, ids = update_metrics(update, scored), update.trajectory_ids
+    return Made(target=work.target, metrics=metrics, trajectory_ids=ids)
+
+
+async def _replies(
+    work: TrainInput, scored: Scored, judge: JudgeSettings
+) -> Sequence[PromptReplies]:
+    settings = work.settings
+    objective, preferences = settings.training.objective, settings.preferences
+    return await replies_for(
+        work.store, scored, work.parent, work.rows, objective, preferences, judge, settings.seed
+    )
+
+
+async def best_sibling(
+    work: TrainInput,
+    scored: Scored,
+    population: PopulationSettings,
+    evaluation: EvaluationSettings,
+    judge: JudgeSettings,
+    only: int | None = None,
+) -> Made | None:
+    """Train a window's siblings, let them play, and return the fittest.
+
+    With ``only``, train one member and let it play, and return nothing: several workers may do that
+    side by side. What they have done is not done again.
+
+    An update that fails leaves its member without fitness. Where no worlds can be made, the first
+    member goes on, which is the elite of the generation before.
+
+    Raises:
+        WindowNotReadyError: the window teaches no sibling anything.
+        TrainingError: every update failed.
+    """
+    store, batch_id = work.store, await next_batch(work.store, work.claim.window_id)
+    members = await present_generation(work, population)
+    known = {
+        one.member: one
+        for one in await list_siblings(store, batch_id=batch_id)
+        if one.generation == members[0].generation
+        and one.parent_version == work.parent.policy_version
+    }
+    for one in known.values():
+        if one.chosen and await _is_here(work, one):
+            return _made(one, len(members))
+    wanted = members if only is None else [members[only]]
+    found = await _trained(work, scored, judge, wanted, known, batch_id)
+    worlds = await fitness_worlds(
+        store,
+        work.claim.window_id,
+        f"{work.settings.seed}:{batch_id}",
+        evaluation,
+        population.worlds,
+    )
+    if worlds is None:
+        log.warning("window %s: no worlds can be made to compare siblings", work.claim.window_id)
+    else:
+        found = await _played(work, worlds, found)
+    if only is not None:
+        return None
+    # The choice is stored before anything is removed, so that a run that resumes makes the same.
+    able = [one for one in found if one.uri]
+    best = able[best_of([one.fitness for one in able])]
+    await put_sibling(store, work.claim, replace(best, chosen=True))
+    for one in able:
+        if one.member != best.member:
+            with suppress(OSError, StorageError):  # retention tries again
+                await asyncio.to_thread(remove, store.home, Path(one.uri))
+    return _made(best, len(members))
+
+
+async def present_generation(
+    work: TrainInput, population: PopulationSettings
+) -> list[PopulationMember]:
+    """Return the members whose turn it is; found or evolve the population if that is due."""
+    store, seed = work.store, work.settings.seed
+    training = work.settings.training
+    names = chosen_genes(population.genes, training)
+    members = await list_members(store)
+    newest = members[-1].generation if members else -1
+    current = [_member(row) for row in members if row.generation == newest]
+    own = genes_of(names, training, work.settings.preferences, training.effective_learning_rate)
+    if not current or set(current[0].genes) != set(names) or len(current) != population.size:
+        # other genes or another size begin anew: their fitness cannot be compared
+        began = founders(own, population.size, Random(f"{seed}:founders:{newest + 1}"))
+        current = [replace(one, generation=newest + 1) for one in began]
+    else:
+        siblings = await list_siblings(store, generation=newest)
+        seen = {one.window_id for one in siblings if one.chosen} - {work.claim.window_id}
+        if len(seen) < population.evolve_every:
+            return current
+        means = rated(siblings)
+        current = evolve(
+            [Rated(member=one, fitness=means.get(one.member)) for one in current],
+            min(population.elites, population.size),
+            population.size,
+            Random(f"{seed}:evolve:{newest}"),
+        )
+    await add_generation(store, [_row(one) for one in current])
+    stored = await list_members(store)  # another worker may have been first
+    return [_member(row) for row in stored if row.generation == stored[-1].generation]
+
+
+def rated(siblings: Sequence[Sibling]) -> dict[int, float]:
+    """Return member → its mean fitness over the windows in which it played.
+
+    A failed update counts as the worst result of its window: settings that diverge must not win.
+    """
+    windows: dict[str, list[Sibling]] = defaultdict(list)
+    for one in siblings:
+        windows[one.batch_id].append(one)
+    values: dict[int, list[float]] = defaultdict(list)
+    for together in windows.values():
+        played = [one.fitness for one in together if one.fitness is not None]
+        if not played:
+            continue
+        for one in together:
+            values[one.member].append(min(played) if one.fitness is None else one.fitness)
+    return {member: fmean(found) for member, found in values.items()}
+
+
+async def _trained(
+    work: TrainInput,
+    scored: Scored,
+    judge: JudgeSettings,
+    members: Sequence[PopulationMember],
+    known: Mapping[int, Sibling],
+    batch_id: str,
+) -> list[Sibling]:
+    # imported here, because torch takes seconds to import
+    from babylon.training.population.shared_base import Siblings
+
+    found: list[Sibling] = []
+    errors: list[Exception] = []
+    together = Siblings(work.parent.uri)
+    for member in members:
+        before = known.get(member.member)
+        if before and (not before.uri or await _is_here(work, before)):
+            found.append(before)
+            continue
+        own = await _work_of(work, scored, judge, member)
+        sibling = Sibling(
+            window_id=work.claim.window_id,
+            batch_id=batch_id,
+            generation=member.generation,
+            member=member.member,
+            parent_version=work.parent.policy_version,
+            uri="",
+            fitness=None,
+            fitness_error=None,
+            worlds=0,
+            metrics={},
+            trajectory_ids=(),
+            chosen=False,
+        )
+        try:
+            update = await asyncio.to_thread(together.train, own)
+        except (TrainingError, WindowNotReadyError) as error:
+            log.warning("member %d of the population: %s", member.member, error)
+            errors.append(error)
+            sibling = replace(sibling, metrics={"error": str(error)})
+        else:
+            metrics = update_metrics(update, scored)
+            await asyncio.to_thread(publish_checkpoint, work.store.home, str(own.target))
+            ids = update.trajectory_ids
+            sibling = replace(sibling, uri=str(own.target), metrics=metrics, trajectory_ids=ids)
+        await put_sibling(work.store, work.claim, sibling)
+        found.append(sibling)
+    if not any(one.uri for one in found):
+        if errors:
+            raise errors[0]
+        raise TrainingError(f"every sibling of window {work.claim.window_id} failed before")
+    return found
+
+
+async def _is_here(work: TrainInput, one: Sibling) -> bool:
+    """Return whether a sibling's checkpoint exists; another machine's is fetched."""
+    try:
+        await asyncio.to_thread(fetch_checkpoint, work.store.home, one.uri)
+    except (ArtifactError, ModelError) as error:
+        log.warning("member %d of the population is trained again: %s", one.member, error)
+        return False
+    return Path(one.uri).exists()
+
+
+async def _work_of(
+    work: TrainInput, scored: Scored, judge: JudgeSettings, member: PopulationMember
+) -> TrainInput:
+    """Return the update of one member."""
+    training = training_with(work.settings.training, member.genes)
+    preferences = preferences_with(work.settings.preferences, member.genes)
+    settings = work.settings.model_copy(update={"training": training, "preferences": preferences})
+    replies = work.replies
+    if "temperature" in member.genes:
+        replies = await _replies(replace(work, settings=settings), scored, judge)
+    part = f"-m{member.member}"
+    home = work.store.home
+    return replace(
+        work,
+        settings=settings,
+        target=work.target.with_name(work.target.name + part),
+        progress_directory=await asyncio.to_thread(take_up_progress, home, work.claim, part),
+        replies=replies,
+        resize="rank" in member.genes,
+    )
+
+
+async def _played(
+    work: TrainInput, worlds: FitnessWorlds, siblings: Sequence[Sibling]
+) -> list[Sibling]:
+    """Return the siblings with their fitness. Those that have played do not play again."""
+    seed = work.settings.seed
+    if all(one.fitness is not None or not one.uri for one in siblings):
+        return list(siblings)
+    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed)
+    found = []
+    for one in siblings:
+        if one.uri and one.fitness is None:
+            try:
+                own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
+            except ModelError as error:
+                log.warning("member %d of the population: %s", one.member, error)
+            else:
+                result = fitness(parent, own)
+                error = result.error if isfinite(result.error) else None
+                one = replace(one, fitness=result.mean, fitness_error=error, worlds=result.worlds)
+                await put_sibling(work.store, work.claim, one)
+        found.append(one)
+    return found
+
+
+def _made(chosen: Sibling, size: int) -> Made:
+    return Made(
+        target=Path(chosen.uri),
+        metrics={
+            **chosen.metrics,
+            "population": size,
+            "population_generation": chosen.generation,
+            "population_member": chosen.member,
+            "population_fitness": chosen.fitness,
+        },
+        trajectory_ids=chosen.trajectory_ids,
+    )
+
+
+def _member(row: MemberRow) -> PopulationMember:
+    return PopulationMember(
+        generation=row.generation,
+        member=row.member,
+        parent=row.parent,
+        origin=row.origin,  # type: ignore[arg-type]
+        genes=row.genes,
+    )
+
+
+def _row(one: PopulationMember) -> MemberRow:
+    return MemberRow(
+        generation=one.generation,
+        member=one.member,
+        parent=one.parent,
+        origin=one.origin,
+        genes=dict(one.genes),
+    )

@@ -1,0 +1,1 @@
+"""Populations: settings of an update that are tried side by side and evolve."""

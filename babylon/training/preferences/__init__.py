@@ -1,0 +1,1 @@
+"""Learning from preferences: pairs of replies (DPO), and replies that are good or bad (KTO)."""

@@ -1,0 +1,33 @@
+"""The judge sees a reply as the last step of the play before it, and no outcome of it."""
+
+from dataclasses import dataclass
+
+from babylon.core.trajectories import Call
+from babylon.scoring.judge.condense import condense
+from babylon.scoring.judge.judge_replies import as_play
+from tests.judged import judged, step
+
+
+@dataclass(frozen=True)
+class Decision:
+    trajectory_id: str
+    call: Call
+
+
+def test_a_reply_takes_the_place_of_what_was_said_and_of_all_that_came_of_it() -> None:
+    play = judged(
+        "one",
+        75.0,
+        (
+            step(0, said="Early words", prompt="m1 at 0.40"),
+            step(1, said="RECORDED", prompt="m1 at 0.50", action="BUY", result={"pnl": 75.0}),
+            step(2, said="LATER", prompt="m1 at 0.90"),
+        ),
+    )
+    point = Decision("t-one", Call(step=1, messages=(), response="RECORDED"))
+    shown = as_play(play, point, 3, "My own idea")
+    text = condense(shown, (), 2000)
+    assert "My own idea" in text and "m1 at 0.50" in text and "Early words" in text
+    assert not any(word in text for word in ("RECORDED", "LATER", "0.90", "75"))
+    assert shown.trajectory.trajectory_id == "t-one#1.3"
+    assert shown.trajectory.scenario_id == "t-one#1"
