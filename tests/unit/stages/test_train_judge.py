@@ -15,6 +15,7 @@ from babylon.stages.train_judge import (
     train_judge,
 )
 from babylon.training.grpo.config import TrainerConfig
+from benchmarks.judge_train import outcome_window
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -48,6 +49,11 @@ def test_windows_are_split_by_time_and_share_no_trajectory():
     )
     with pytest.raises(TrainingError, match="is in an earlier and in a later window"):
         split_by_time([WINDOWS[1], same], 0.5)
+
+
+def test_windows_of_the_benchmark_can_be_split():
+    early, late = split_by_time([outcome_window(2, seed) for seed in range(4)], later=0.5)
+    assert [window.window_id for window in (*early, *late)] == ["0000", "0001", "0002", "0003"]
 
 
 def test_the_right_score_is_the_share_of_earlier_plays_that_earned_less():
