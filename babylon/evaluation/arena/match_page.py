@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PICTURES = ("differences.png", "equity.png", "sequence.png")
+GREY = "#808080"  # readable on a light and on a dark page
+_COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
 def write_report(
@@ -91,7 +93,7 @@ def plot_differences(results: Mapping[str, PlayerResult], path: Path) -> None:
         colors = np.where(differences < 0, "tab:red", "tab:green")
         axes.bar(np.arange(len(differences)), differences, width=1.0, color=colors)
         mean = differences.mean()
-        axes.axhline(mean, color="black", linestyle="--", label=f"mean {mean:+.1f}")
+        axes.axhline(mean, color=GREY, linestyle="--", label=f"mean {mean:+.1f}")
         axes.set_xlabel("scenario, sorted by difference")
         axes.set_ylabel("P&L difference, $")
         axes.set_title(f"P&L by scenario: {second} minus {first}")
@@ -107,7 +109,7 @@ def plot_equity(results: Mapping[str, PlayerResult], path: Path) -> None:
         for number, (name, result) in enumerate(results.items()):
             style = "-" if number < 2 else ":"
             axes.plot(result.equity, style, linewidth=2 if number < 2 else 1.5, label=name)
-        axes.axhline(0, color="lightgrey", linewidth=0.8, zorder=0)
+        axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
         axes.set_xlabel("tick (the last point: after settlement)")
         axes.set_ylabel("mean profit so far, $")
         axes.set_title("Equity curves")
@@ -133,7 +135,7 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
             capsize=5,
             label="mean, with 95 % confidence sequence",
         )
-        axes.axhline(0, color="black", linewidth=0.8)
+        axes.axhline(0, color=GREY, linewidth=0.8)
         axes.set_xlim(0, looks[-1].scenarios * 1.1)
         axes.set_xlabel("scenarios played")
         axes.set_ylabel("P&L difference, $")
@@ -145,8 +147,10 @@ def plot_sequence(looks: Sequence[Look], path: Path) -> None:
 
 def _save(path: Path, draw: Callable[[Axes], None]) -> None:
     # Imported here because it takes a second.
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    draw(figure.subplots())
-    figure.savefig(path, dpi=80)  # 640 pixels wide: the pages carry them
+    with rc_context({**dict.fromkeys(_COLOURED, GREY), "legend.frameon": False}):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        draw(figure.subplots())
+        figure.savefig(path, dpi=80, transparent=True)  # 640 pixels wide: the pages carry them

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from babylon.core.types import Metrics
-from babylon.evaluation.arena.match_page import PICTURES
+from babylon.evaluation.arena.match_page import GREY, PICTURES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_GREY = "#808080"  # 3.9:1 on white, and on black more
 _BEFORE, _AFTER = "#4c8dd6", "#e07b39"  # apart also for eyes that cannot see red or green
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "babylon",  # the same figures make the same bytes
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _GREY),
-    **dict.fromkeys(("xtick.color", "ytick.color"), _GREY),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), GREY),
+    **dict.fromkeys(("xtick.color", "ytick.color"), GREY),
     "font.size": 9.0,
 }
 Named = tuple[str, Metrics]  # a window's id and metrics

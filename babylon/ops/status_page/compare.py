@@ -33,7 +33,7 @@ def which_is_better(one: Policy, other: Policy) -> str:
         if newer.parent_version == older.parent_version is not None:
             both = f" Both were compared with policy {newer.parent_version}, in games of their own."
         play = f"babylon arena play --a {older.policy_version} --b {newer.policy_version}"
-        return f"{names[0]} and {names[1]} did not meet in a gate; `{play}` compares them.{both}"
+        return f"{names[0]} and {names[1]} did not meet in a gate. To compare them: {play}.{both}"
     if not newer.verdict:
         return f"{names[0]} was made from {names[1]}. The gate has not compared them yet."
     low, high = (newer.verdict.get(f"pnl_difference_{end}", 0.0) for end in ("low", "high"))
