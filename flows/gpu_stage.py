@@ -81,10 +81,13 @@ class GpuStages:
             SiblingOrder(scored=scored, member=member)
             for member in range(self.settings.population.size)
         ]
-        runs = [self._on_pool(f"sibling {order.member}", order) for order in orders]
-        for order, result in zip(
-            orders, await asyncio.gather(*runs, return_exceptions=True), strict=True
-        ):
+        # With pairs, the first one samples the replies that all learn from.
+        alone = 1 if "dpo" in self.settings.training.objective else 0
+        results: list[object] = []
+        for some in (orders[:alone], orders[alone:]):
+            runs = [self._on_pool(f"sibling {order.member}", order) for order in some]
+            results += await asyncio.gather(*runs, return_exceptions=True)
+        for order, result in zip(orders, results, strict=True):
             if isinstance(result, Exception):
                 log.warning("sibling %d: %s", order.member, result)
             elif isinstance(result, BaseException):

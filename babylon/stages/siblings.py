@@ -56,7 +56,6 @@ from babylon.training.progress_directory import take_up_progress
 from babylon.training.update_result import update_metrics
 
 log = logging.getLogger(__name__)
-Place = tuple[int, int]  # generation and member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +223,7 @@ async def _trained(
     together = Siblings(work.parent.uri)
     for member in members:
         before = known.get(member.member)
-        if before and (not before.uri or await _is_here(work, before)):
+        if before and before.uri and await _is_here(work, before):
             found.append(before)
             continue
         own = await _work_of(work, scored, judge, member)
@@ -256,9 +255,7 @@ async def _trained(
         await put_sibling(work.store, work.claim, sibling)
         found.append(sibling)
     if not any(one.uri for one in found):
-        if errors:
-            raise errors[0]
-        raise TrainingError(f"every sibling of window {work.claim.window_id} failed before")
+        raise errors[0]
     return found
 
 

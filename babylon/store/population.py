@@ -99,6 +99,10 @@ async def put_sibling(store: Store, claim: Claim, sibling: Sibling) -> None:
         FencedError: the claim is stale.
     """
     async with guarded(store, claim) as connection:
+        if sibling.chosen:  # an earlier choice, from another parent or of another size
+            await connection.execute(
+                "UPDATE babylon.siblings SET chosen = false WHERE batch_id = $1", sibling.batch_id
+            )
         await connection.execute(
             f"INSERT INTO babylon.siblings ({_COLUMNS})"
             " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"

@@ -76,7 +76,8 @@ def chosen_genes(text: str, training: TrainingSettings) -> tuple[str, ...]:
     """The genes that ``POPULATION_GENES`` names.
 
     Raises:
-        ConfigError: an unknown gene, or one that the objective never reads.
+        ConfigError: an unknown gene, one that the objective never reads, or one that contradicts
+            another setting.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if unknown := [name for name in names if name not in GENES]:
@@ -89,6 +90,13 @@ def chosen_genes(text: str, training: TrainingSettings) -> tuple[str, ...]:
         raise ConfigError(
             f"POPULATION_GENES names temperature, at which replies are sampled, and OBJECTIVE="
             f"{training.objective} samples none: leave it out, or set OBJECTIVE=dpo"
+        )
+    bound = {"CALL_WEIGHT": training.call_weight, "IMPORTANCE": training.importance}
+    own = [name for name, value in bound.items() if value not in ("trajectory", "token_truncate")]
+    if "loss" in names and own:
+        raise ConfigError(
+            f"POPULATION_GENES names loss, and {own[0]}={bound[own[0]]} does not fit every loss:"
+            f" leave it out, or unset {own[0]}"
         )
     return names
 

@@ -94,6 +94,10 @@ def test_genes_that_the_objective_never_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature"):
         chosen_genes("learning_rate,temperature", TrainingSettings())
     assert chosen_genes("temperature", TrainingSettings(objective="dpo")) == ("temperature",)
+    with pytest.raises(ConfigError, match="CALL_WEIGHT=token"):
+        chosen_genes("loss", TrainingSettings(call_weight="token"))
+    with pytest.raises(ConfigError, match="IMPORTANCE=token_mask"):
+        chosen_genes("loss", TrainingSettings(importance="token_mask"))
     with pytest.raises(ConfigError, match="vigour"):
         chosen_genes("vigour", TrainingSettings())
     with pytest.raises(ConfigError, match="no gene"):
