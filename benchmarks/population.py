@@ -42,7 +42,8 @@ def differences(worlds: int) -> Floats:
     scenarios = unseen_scenarios("fitness", "benchmark", worlds, STARTER)
     one, other = (play(scripted(random_trader, seed), scenarios).pnl for seed in (1, 2))
     found: Floats = one - other
-    return found - found.mean()
+    found -= found.mean()
+    return found
 
 
 def promoted(values: Floats, budget: int) -> float:

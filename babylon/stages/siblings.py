@@ -304,8 +304,8 @@ async def _played(
         if one.uri and one.fitness is None:
             try:
                 own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
-            except ModelError as error:
-                log.warning("member %d of the population: %s", one.member, error)
+            except ModelError as failure:
+                log.warning("member %d of the population: %s", one.member, failure)
             else:
                 result = fitness(parent, own)
                 error = result.error if isfinite(result.error) else None
