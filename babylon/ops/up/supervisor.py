@@ -43,6 +43,7 @@ from babylon.ops.up.prefect_setup import (
     set_up_prefect,
 )
 from babylon.ops.up.services import UpService, environment, own_environment, services
+from babylon.ops.up.slots import free_unheld_slots
 from babylon.ops.up.take_up import take_up_lost
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, open_store
@@ -150,6 +151,8 @@ class Supervisor:
             # The supervisor before may have died while it waited for any of the following.
             taking_up = take_up_lost(self._opening, settings.windows.lease_s, http, self._api)
             await stack.enter_async_context(in_background(taking_up))
+            freeing = free_unheld_slots(settings.home.root, http, self._api)
+            await stack.enter_async_context(in_background(freeing))
             # Agents are served now. Prefect may be another's: while it is away, we wait for it.
             await self._until_done(partial(create_pools, http, self._api))
             await launch(workers)
