@@ -41,9 +41,9 @@ def differences(worlds: int) -> Floats:
     """P&L differences ``[worlds]`` of two random traders, with mean 0."""
     scenarios = unseen_scenarios("fitness", "benchmark", worlds, STARTER)
     one, other = (play(scripted(random_trader, seed), scenarios).pnl for seed in (1, 2))
-    found: Floats = one - other
-    found -= found.mean()
-    return found
+    difference = one - other
+    centred: Floats = difference - difference.mean()
+    return centred
 
 
 def promoted(values: Floats, budget: int) -> float:

@@ -308,8 +308,8 @@ async def _played(
                 log.warning("member %d of the population: %s", one.member, failure)
             else:
                 result = fitness(parent, own)
-                error = result.error if isfinite(result.error) else None
-                one = replace(one, fitness=result.mean, fitness_error=error, worlds=result.worlds)
+                known = result.error if isfinite(result.error) else None
+                one = replace(one, fitness=result.mean, fitness_error=known, worlds=result.worlds)
                 await put_sibling(work.store, work.claim, one)
         found.append(one)
     return found
