@@ -60,8 +60,15 @@ class Workshop:
     meanwhile: Callable[[Store], Awaitable[None]] | None = None  # between champion and commit
 
     async def train(
-        self, store: Store, settings: Settings, scored: Scored, *, progress: Progress
+        self,
+        store: Store,
+        settings: Settings,
+        scored: Scored,
+        *,
+        progress: Progress,
+        member: int | None = None,
     ) -> Trained:
+        assert member is None  # no populations here
         self.trained.append(scored.claim.window_id)
         progress(1, 2)
         if self.training_error:
