@@ -262,7 +262,7 @@ async def test_a_cancelled_run_stops_computing_and_leaves_the_window_to_the_next
         finally:
             ended.set()
 
-    async def endless(*_: object, progress: Progress) -> None:
+    async def endless(*_: object, progress: Progress, member: int | None) -> None:
         await asyncio.to_thread(compute, progress)
 
     monkeypatch.setattr("babylon.tasks.train.train_window", endless)
