@@ -139,8 +139,8 @@ async def _soak(
                     notes.append("Not every service was healthy after the faults.")
                 await asyncio.sleep(MINUTES * 60 * QUIET)
             soaked = (time.monotonic() - started) / 60
+            await _settled(store, played)  # windows that end now may change the route
             version = await _last_call(settings, client)
-            await _settled(store, played)
         await wait_until_recorded(store, timeout_s=60)
         promises = await check_promises(store, played, version)
     notes.append(f"Clocks jumped {clocks.jumps} times, by {MOST_S:.0f} s at most, both ways.")
