@@ -89,11 +89,16 @@ async def test_a_window_survives_the_death_of_the_prefect_server(
         await asyncio.to_thread(server.start)
 
     async def outage(
-        store: Store, settings: Settings, scored: Scored, *, progress: Progress
+        store: Store,
+        settings: Settings,
+        scored: Scored,
+        *,
+        progress: Progress,
+        member: int | None,
     ) -> Trained:
         server.kill()
         back.append(asyncio.create_task(go_away()))
-        return await train(store, settings, scored, progress=progress)
+        return await train(store, settings, scored, progress=progress, member=member)
 
     monkeypatch.setattr("babylon.tasks.train.train_window", outage)
     retries = int(inline_environment(Path())["PREFECT_CLIENT_MAX_RETRIES"])
