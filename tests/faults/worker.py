@@ -26,6 +26,7 @@ from babylon.core.types import Claim, Collected, Scored, Trained, Verdict
 from babylon.core.windows import DONE, Window, WindowState
 from babylon.flows import eight_stages as stages
 from babylon.flows import train_window as flow
+from babylon.stages import siblings
 from babylon.stages import train as training
 from babylon.stages import validate_checkpoint as gate
 from babylon.stages.claim import commit_collected, commit_scored
@@ -64,8 +65,8 @@ def work(order: str, seed: str) -> int:
 
 
 async def _work(settings: Settings, order: str) -> None:
-    training.updater = lambda _: _update
-    training.update_metrics = lambda update, scored: {}
+    siblings.updater = lambda _: _update
+    siblings.update_metrics = lambda update, scored: {}
     while True:
         try:
             async with open_store(settings) as store:
