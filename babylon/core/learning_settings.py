@@ -17,7 +17,7 @@ class PreferenceSettings(Group):
     temperature: float = env(1.0, "PREFERENCE_TEMPERATURE", ge=0.1, le=2)
     """Temperature at which they are sampled."""
     values: Literal["simulator", "judge"] = env("simulator", "PREFERENCE_VALUES")
-    """What tells a reply's value: play in the simulator, in dollars, or the judge's score."""
+    """Source of a reply's value: play in the simulator, in dollars, or the judge's score."""
     margin: float = env(0.0, "PREFERENCE_MARGIN", ge=0)
     """Difference of two replies' values that a pair must exceed."""
     loss: Literal["sigmoid", "ipo", "sigmoid_norm"] = env("sigmoid", "DPO_LOSS")

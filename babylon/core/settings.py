@@ -184,7 +184,7 @@ class TrainingSettings(Group):
     trainer: Trainer = _env("torch", "TRAINER")
     """Backend that computes the update: our own, W&B's service, or ART on this machine."""
     objective: Objective = _env("grpo", "OBJECTIVE")
-    """What an update learns from: scores (`grpo`), pairs of replies sampled for it (`dpo`), logged
+    """Source of an update: scores (`grpo`), pairs of replies sampled for it (`dpo`), logged
     calls as good or bad ones (`kto`), or scores and then pairs; docs/preferences.md.
     """
     tuning: Literal["lora", "full"] = _env("lora", "TUNING")

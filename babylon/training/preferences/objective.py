@@ -1,4 +1,4 @@
-"""What an update learns from: the window's scores, preferences, or the one after the other.
+"""The objective of an update: the window's scores, preferences, or the one after the other.
 
 ``grpo``: the scores of a window's groups. ``dpo``: pairs of sampled replies. ``kto``: the logged
 calls, good or bad. ``grpo+dpo``: both, in one checkpoint; the pairs are learnt from the policy that
