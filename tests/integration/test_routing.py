@@ -304,7 +304,7 @@ async def test_a_rollback_loads_nothing_and_reports_the_last_call(
     await replicas.route_to(0)
     assert await wait_until_drained(replicas.store, 1, timeout_s=0) == 1
     assert (await replicas.ask("agent", at=1))["x-model-version"] == "0"
-    draining = asyncio.create_task(wait_until_drained(replicas.store, 1, WAIT_S))
+    draining = asyncio.create_task(wait_until_drained(replicas.store, 1, 3 * WAIT_S))
     assert {chunk.model async for chunk in stream} == {"babylon-v1"}
     assert await draining == 0
     assert len(replicas.loads) == loads
