@@ -38,6 +38,11 @@ _RETRIES = (
     "UPDATE babylon.windows SET retry_at = updated_at + (retry_at - updated_at) / 60"
     " WHERE retry_at > updated_at + interval '14 minutes'"
 )
+# Calls of gates and checks, which belong to no window of play.
+_OTHER_CALLS = (
+    "UPDATE babylon.calls SET started_at = $1, recorded_at = $1 WHERE recorded_at > $1"
+    " AND recorded_at < now() - interval '2 minutes' AND NOT call_id = ANY($2)"
+)
 _EVENTS = (
     "UPDATE {} SET occurred = occurred - interval '1 hour'"
     " WHERE occurred BETWEEN now() - interval '1 hour' AND now() - interval '11 minutes'"
@@ -72,6 +77,7 @@ class Ages:
                 update={"retention_days": RETENTION_DAYS, "lookback_hours": 24}
             )
             now = max(parse_window_id(name).end for name in ended)
+            await self._store.pool.execute(_OTHER_CALLS, now, list(self._played.answered))
             retired = await retire_play(self._store, self._settings.home, windows, now=now)
             for what in ("windows", "calls", "files"):
                 self.removed[what] = self.removed.get(what, 0) + getattr(retired, what)

@@ -19,13 +19,15 @@ import aiohttp
 from babylon.ops.prefect_env import LEASE_STORAGE, PrefectApi
 from babylon.ops.up.prefect_call import call
 
-LOOK_S, UNHELD_S = 30.0, 60.0
+# The server writes the lease in the request that counts the slot. A supervisor that is killed again
+# and again must still live long enough.
+LOOK_S, UNHELD_S = 5.0, 15.0
 _STORAGE = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
 log = logging.getLogger(__name__)
 
 
 async def free_unheld_slots(home: Path, http: aiohttp.ClientSession, api: PrefectApi) -> None:
-    """Free slots that were counted without a lease for a minute, for ever.
+    """Free slots that were counted without a lease for a while, for ever.
 
     Only for the server that ``babylon up`` starts, and only if its leases are files of the home.
     """
@@ -33,17 +35,17 @@ async def free_unheld_slots(home: Path, http: aiohttp.ClientSession, api: Prefec
         return
     since: dict[str, float] = {}
     while True:
-        await asyncio.sleep(LOOK_S)
         try:
             since = await look_for_unheld(home, http, api, since)
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("slots without a lease cannot be looked for now: %r", error)
+        await asyncio.sleep(LOOK_S)
 
 
 async def look_for_unheld(
     home: Path, http: aiohttp.ClientSession, api: PrefectApi, since: dict[str, float]
 ) -> dict[str, float]:
-    """Free the slots that were not held in all looks of a minute.
+    """Free the slots that were not held in all looks of ``UNHELD_S``.
 
     ``since``: limit id → monotonic time of the first of these looks. Return it for the next look.
 
