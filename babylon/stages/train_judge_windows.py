@@ -43,11 +43,9 @@ async def train_own_judge(
     """
     windows, served = await _outcome_windows(store, home, progress)
     config = JudgeConfig(
-        method="regression",
         rubric=load_rubric(judge.rubric),
         context_tokens=judge.context_tokens,
         seed=options.seed,
-        repeats=False,
     )
     base = await asyncio.to_thread(resolve_base, model.base, home.models, options.seed)
     return await train_and_compare(

@@ -107,10 +107,8 @@ async def test_a_trajectory_shown_twice_is_listed_elsewhere(store, settings, thi
     assert orders[0] != tuple(sorted(orders[0]))
 
 
-@pytest.mark.parametrize("scorer", ["ruler", "preference", "regression"])
-async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned, scorer):
+async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned):
     async with judge_for(settings, noise=0.1) as (judge, asked):
-        asked = asked.replace(scoring={"scorer": scorer})
         first = await score_window(store, asked, thinned)
         requests = judge.requests
         second = await score_window(store, asked, thinned)
