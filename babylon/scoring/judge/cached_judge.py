@@ -315,9 +315,7 @@ class CachedJudge:
         """Return True if the server answers a request without any trajectory."""
         draft = replace(draft, key="probe", prompt_hash="", trajectory_ids=())
         try:
-            await self._send(
-                draft, _PROBE, SCHEMAS["one"], _PROBE_TOKENS, lambda answer: draft
-            )
+            await self._send(draft, _PROBE, SCHEMAS["one"], _PROBE_TOKENS, lambda answer: draft)
         except RetryLaterError:
             return False
         except (PromptTooLongError, RequestRefusedError):

@@ -246,7 +246,7 @@ _MIN_DISPERSION = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Preferences:
-    """``worth`` ``[N]``, and its covariance with the advantage of being first ``[N + 1, N + 1]``."""
+    """``worth`` ``[N]``; its covariance with the advantage of being first ``[N + 1, N + 1]``."""
 
     worth: Floats
     covariance: Floats

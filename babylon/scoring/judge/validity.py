@@ -26,7 +26,7 @@ windows so far is a martingale: by Ville's inequality an uninformed judge ever r
 probability of at most 5 %. A judge that was informed once must still be: the product over the last
 windows counts too. Groups whose outcomes are equal count nothing. Only if no group has outcomes,
 planted plays are the evidence instead. A coin decides whether a planted play is better or worse
-than all others, so the answer v in [-1, 1] of a judge that cannot tell which has mean zero, whatever
+than all others. The answer v in [-1, 1] of a judge that cannot tell which has mean zero, whatever
 its taste, and 1 + b v is an e-value for each b (testing by betting, Shafer 2021).
 
 **Prior.** Before there are outcomes, canaries tell how far a judge can be trusted
@@ -217,7 +217,7 @@ def _log_e(one: Floats, other: Floats) -> Floats:
 
 
 def _pair(group: JudgedGroup) -> tuple[Floats, Floats, Floats] | None:
-    """Return centred opinions, outcomes in standard units, and errors; ``None`` if all are equal."""
+    """Return centred opinions, outcomes in standard units, and errors. ``None``: all are equal."""
     outcomes = np.asarray(group.outcomes, dtype=np.float64)
     if len(outcomes) < 2 or float(outcomes.std()) < _LEAST_SPREAD:
         return None

@@ -3,7 +3,7 @@
 import pytest
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric, fitting
 from babylon.scoring.judge.prompt import parse_reply
 from babylon.stages.train_judge import (
     JudgeTraining,
@@ -100,4 +100,7 @@ def test_sft_and_grpo_write_the_checkpoint_with_the_best_reward(tmp_path, monkey
     assert losses[-1] < losses[0] and len(losses) == 5
     assert len(rewards) == 2 and len(lines) == 3
     assert (target / "config.json").exists()
+    served = fitting(JudgeConfig(rubric=CONFIG.rubric), target, 4096)
+    assert (served.list_size, served.context_tokens) == (1, CONFIG.context_tokens)
+    assert fitting(JudgeConfig(rubric=CONFIG.rubric), base, 4096).list_size == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "judge"]

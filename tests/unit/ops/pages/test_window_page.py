@@ -50,7 +50,9 @@ def test_the_agents_that_won_and_lost_most_are_shown_of_many() -> None:
 
 def test_the_judges_cost_is_shown_by_day_and_beside_that_of_all_windows() -> None:
     day = date(2025, 11, 15)
-    one = DaySpent(day=day, window_id="w", judge="|j", unanswered=0, tokens=900, usd=0.5, requests=3)
+    one = DaySpent(
+        day=day, window_id="w", judge="|j", unanswered=0, tokens=900, usd=0.5, requests=3
+    )
     found = page(1, judging=[one], days_usd={day: 2.25})
     assert "| 2025-11-15 | `¦j` | 3 | 900 | 0.5000 |" in found
     assert "All windows together cost $2.2500 on 2025-11-15." in found

@@ -66,6 +66,14 @@ async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(list
     assert kendall(kept, [one.score for one in judgments.scores]) > 0.9
 
 
+async def test_refused_prompts_leave_less_room_for_readings():
+    group, _ = with_bad(5, 2)
+    async with bench(refuses="unspeakable", noise=0.4) as (judge, client):
+        judgments = await judge_all(client, group)
+    shown = sum(prompt.count("<trajectory id=") for prompt in judge.prompts)
+    assert len(judgments.scores) == 4 and shown < 5 * 5 + 4
+
+
 @pytest.mark.parametrize("list_size", LIST_SIZES)
 async def test_of_two_the_one_that_can_be_judged_is_judged(list_size):
     group, _ = with_bad(2, 0)
