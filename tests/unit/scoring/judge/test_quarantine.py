@@ -238,6 +238,6 @@ async def test_an_answer_200_that_is_no_completion_is_asked_for_again_and_charge
     ):
         with pytest.raises(RetryLaterError, match="not a chat completion") as failure:
             await client.ask(
-                [{"role": "user", "content": "Judge."}], SCHEMAS["ruler"], max_tokens=9
+                [{"role": "user", "content": "Judge."}], SCHEMAS["list"], max_tokens=9
             )
     assert failure.value.charged
