@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.cli import main
-from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.errors import ConfigError, ScoringError, WindowNotReadyError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
@@ -25,6 +25,8 @@ from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.pending import pending_windows
 from babylon.stages.score import score_window
+from babylon.stages.train_judge import JudgeTraining
+from babylon.stages.train_judge_windows import outcome_windows, train_own_judge
 from babylon.stages.validate import validate_window
 from babylon.store.judge_validity import (
     WindowValidity,
@@ -487,6 +489,17 @@ async def test_a_judge_trains_when_other_windows_have_proved_it(store, settings,
     assert metrics["judge_cached_tokens"] == judge.cached_tokens > 0
     (report,) = await read_validity(store)
     assert len(report.windows) == 7 and report.recent.agreement.trajectories == 35
+
+
+async def test_scored_windows_teach_a_judge_of_ones_own(store, settings, thinned, tmp_path):
+    async with judge_for(settings, noise=0.1) as (_, asked):
+        await score_window(store, asked, thinned)
+    (window,), served = await outcome_windows(store, asked.home, print)
+    assert window.window_id == WINDOW.id and len(window.judged) == thinned.artifact.rows
+    assert {name: set(own) for name, own in served.items()} == {"loopback, ruler": {WINDOW.id}}
+    settings_of = (asked.home, asked.model, asked.judge, asked.training)
+    with pytest.raises(WindowNotReadyError, match="1 windows with known outcomes cannot be split"):
+        await train_own_judge(store, *settings_of, tmp_path / "j", JudgeTraining(), print)
 
 
 async def test_a_random_judge_trains_nothing(store, settings, thinned):

@@ -94,7 +94,8 @@ async def judge_window(
     await judge.require([(one.prompts, own) for one, own in zip(judgings, blocks, strict=True)])
     budget_ran_out = False
     try:
-        await await_all([group.first_judgments(judge) for group in judgings])
+        first = zip(judgings, blocks, strict=True)
+        await await_all([group.judge_blocks(judge, own) for group, own in first])
         if config.repeats:
             budget_ran_out = any(await await_all([group.repeat(judge) for group in judgings]))
         rejected += [loss for group in judgings for loss in group.rejected()]
@@ -197,9 +198,6 @@ class GroupJudging:
         judged = {item for verdict in self.verdicts for item in verdict.block}
         lost = self.lost | found.lost
         self.lost = {item: loss for item, loss in lost.items() if item not in judged}
-
-    async def first_judgments(self, judge: CachedJudge) -> None:
-        await self.judge_blocks(judge, self.first_pass())
 
     async def repeat(self, judge: CachedJudge) -> bool:
         """Judge unstable trajectories again until none is left, or passes or budget run out.

@@ -237,7 +237,5 @@ async def test_an_answer_200_that_is_no_completion_is_asked_for_again_and_charge
         JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
     ):
         with pytest.raises(RetryLaterError, match="not a chat completion") as failure:
-            await client.ask(
-                [{"role": "user", "content": "Judge."}], SCHEMAS["list"], max_tokens=9
-            )
+            await client.ask([{"role": "user", "content": "Judge."}], SCHEMAS["list"], max_tokens=9)
     assert failure.value.charged
