@@ -251,15 +251,18 @@ async def test_entries_at_the_same_time_never_exceed_the_budget_together(store):
 
 
 async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned):
-    async with judge_for(settings, faults={"malformed": 0.9}, stubborn=True) as (judge, asked):
-        asked = asked.replace(scoring={"scorer": "preference"})
-        with pytest.raises(ScoringError, match=r"no usable judgment|in a row"):
-            await score_window(store, asked, thinned)
+    async with judge_for(settings, noise=0.2, delay_s=0.2) as (judge, asked):
+        scoring = asyncio.create_task(score_window(store, asked, thinned))
+        while not judge.requests and not scoring.done():
+            await asyncio.sleep(0.001)
+        judge.mind = replace(judge.mind, key="another")  # from the second request on
+        with pytest.raises(ScoringError, match="Incorrect API key"):
+            await scoring
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
         bought = await judgments(store, "prompt_hash, problem")
         usable = {row["prompt_hash"] for row in bought if row["problem"] is None}
         assert usable
-        judge.mind = replace(judge.mind, faults={})
+        judge.mind = replace(judge.mind, key="", delay_s=0.0)
         asked_before = judge.requests
         await score_window(store, asked, thinned)
         assert judge.requests > asked_before
