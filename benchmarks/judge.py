@@ -38,7 +38,7 @@ from babylon.core.errors import BabylonError
 from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, Method, load_rubric
+from babylon.scoring.judge.judgment import JudgeConfig, load_rubric
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.validity import WINDOWS as HISTORY
 from babylon.scoring.judge.validity import (
@@ -82,8 +82,8 @@ BLIND: dict[str, Mind] = {
     "position only": Mind(noise=0.05, position_bias=0.6, first_bias=0.2, blind=True),
     "other taste": Mind(noise=0.3, persistent=0.9, blind=True),
 }
-METHODS: tuple[Method, ...] = ("ruler", "preference", "regression")
-SCORERS = ("art-ruler", "art-twice", *METHODS, "heuristic")
+OURS = "ruler"
+SCORERS = ("art-ruler", "art-twice", OURS, "heuristic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +141,8 @@ class Row:
 
 @dataclass(slots=True)
 class Ours:
-    """One of our methods with what it learned from the windows before."""
+    """Our judge with what it learned from the windows before."""
 
-    method: Method
     history: list[JudgedGroup] = field(default_factory=list)
     canaries: list[CanaryResult] = field(default_factory=list)
     path: list[tuple[float, ...]] = field(default_factory=list)
@@ -151,9 +150,8 @@ class Ours:
 
     async def judge(self, window: KnownWindow, base_url: str) -> tuple[dict[str, Score], bool]:
         """Return the scores, and whether the gate lets them pass."""
-        config = JudgeConfig(method=self.method, rubric=RUBRIC)
-        ranks = self.method == "preference"
-        trust = learn(self.history, ranks=ranks, canaries=self.canaries)
+        config = JudgeConfig(rubric=RUBRIC)
+        trust = learn(self.history, self.canaries)
         async with JudgeClient(model=MODEL, base_url=base_url) as client:
             judgments = await judge_window(
                 client,
@@ -171,7 +169,7 @@ class Ours:
             one.trajectory_id: Score(one.score, low=one.low, high=one.high)
             for one in judgments.scores
         }
-        return found, min(evidence(self.history), most_evidence(self.path)) >= PROVED
+        return found, min(evidence(self.history, self.canaries), most_evidence(self.path)) >= PROVED
 
 
 def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float:
@@ -230,7 +228,7 @@ async def judge_once(
         window = with_refused(window, mind.refuses)
     found: dict[str, Score] = {}
     taught, failure = True, ""
-    ours = ours or (Ours(scorer) if scorer in METHODS else None)
+    ours = ours or (Ours() if scorer == OURS else None)
     learned = ours is not None and ours.windows >= WARM
     async with LoopbackJudge(mind) as judge:
         try:
@@ -251,7 +249,7 @@ async def judge_once(
     names = [judged.trajectory.trajectory_id for judged in window.judged]
     profits = {name: p for name, p in zip(names, window.profit_usd, strict=True) if name in found}
     scores_of = {name: found[name].value for name in profits}
-    truth = true_scores(profits, (low, high), ranks=scorer == "preference")
+    truth = true_scores(profits, (low, high))
     errors = {name: found[name].value - fmean(scores_of.values()) - truth[name] for name in truth}
     inside = [
         name
@@ -318,18 +316,9 @@ def with_refused(window: KnownWindow, text: str) -> KnownWindow:
     )
 
 
-def true_scores(
-    profits: Mapping[str, float], scale: tuple[float, float], *, ranks: bool
-) -> dict[str, float]:
-    """Return the centred scores of the loopback judge without noise.
-
-    ``ranks``: the share of the others that are worse, as preferences give it.
-    """
-    if ranks:
-        count = max(len(profits) - 1, 1)
-        exact = {n: sum(o < p for o in profits.values()) / count for n, p in profits.items()}
-    else:
-        exact = {n: 0.25 + (p - scale[0]) / (scale[1] - scale[0]) / 2 for n, p in profits.items()}
+def true_scores(profits: Mapping[str, float], scale: tuple[float, float]) -> dict[str, float]:
+    """Return the centred scores of the loopback judge without noise."""
+    exact = {n: 0.25 + (p - scale[0]) / (scale[1] - scale[0]) / 2 for n, p in profits.items()}
     middle = fmean(exact.values()) if exact else 0.0
     return {name: value - middle for name, value in exact.items()}
 
@@ -384,7 +373,7 @@ async def measure(
         for size, count in windows.items():
             arts: dict[str, list[WindowResult]] = {}
             for scorer in scorers:
-                ours = Ours(scorer) if scorer in METHODS else None
+                ours = Ours() if scorer == OURS else None
                 once = partial(judge_once, scorer, condition, size, ours=ours, rows=rows)
                 results = [await once(seed) for seed in range(count)]
                 arts |= {scorer: results} if scorer.startswith("art") else {}
@@ -415,7 +404,7 @@ def as_line(row: Row) -> str:
 
 def targets(table: Sequence[Row]) -> dict[str, bool | None]:
     """Return whether ours reaches its targets; None if the needed rows are missing."""
-    ruler = [row for row in table if row.scorer == "ruler"]
+    ruler = [row for row in table if row.scorer == OURS]
     beside = [row for row in ruler if row.gain is not None]
     reached: dict[str, list[bool]] = {
         "zero_noise_tau_is_1": [row.tau > 0.999 for row in ruler if row.condition == "zero noise"],
@@ -458,7 +447,7 @@ def main() -> None:
     if not (options.rows / "trajectories.jsonl").exists():
         print(f"no rows in {options.rows}: only windows of the simulator", file=sys.stderr)
         windows.pop(REAL, None)
-    scorers = METHODS if options.blind else options.scorers
+    scorers = (OURS,) if options.blind else options.scorers
     conditions = [*BLIND] if options.blind else options.conditions
     print(HEADER, file=sys.stderr)
     table = asyncio.run(measure(scorers, conditions, windows, options.rows))

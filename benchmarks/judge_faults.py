@@ -38,7 +38,6 @@ from babylon.scoring.judge.judgment import (
     GroundTruth,
     JudgeConfig,
     JudgedTrajectory,
-    Method,
     load_rubric,
 )
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
@@ -50,7 +49,7 @@ WINDOW = Window(start=START, minutes=60)
 STEPS, FUZZED, SOUND = 5, 50, 10
 FORBIDDEN = "forbidden words"
 TRUTH, PROMPT, KEY = "TRUTHMARKER", "PROMPTMARKER", "sk-KEYMARKERKEYMARKER1"
-METHODS: tuple[Method, ...] = ("ruler", "preference", "regression")
+LIST_SIZES = (6, 1)
 
 Fuzz = Callable[[Random], str]
 _ODD = '\ud83d\udc4d\u0000\u0085\u200b\u202e\ufeff\ufe0f\U000e0041\U000e0101\uffff<>{}[]"\\|'
@@ -188,7 +187,7 @@ async def _fuzz_window(random: Random, number: int, result: FuzzResult) -> None:
         caches=False,  # comparing all prompts with each other takes most of the time
     )
     config = JudgeConfig(
-        method=METHODS[number % len(METHODS)], rubric=load_rubric("trading-v1"), passes=1.0
+        list_size=LIST_SIZES[number % 2], rubric=load_rubric("trading-v1"), passes=1.0
     )
     truth = GroundTruth(outcomes=({"question": TRUTH, "newsEvents": {"a": TRUTH}},))
     result.windows, result.replies = result.windows + 1, result.replies + len(texts)
@@ -252,7 +251,7 @@ async def _schedule(random: Random, result: ScheduleResult) -> None:
         token_characters=random.choice((1, 2, 4)),
         retry_after_s=0.0,
     )
-    config = JudgeConfig(method=random.choice(METHODS), rubric=load_rubric("trading-v1"))
+    config = JudgeConfig(list_size=random.choice(LIST_SIZES), rubric=load_rubric("trading-v1"))
     ledger = MemoryJudgments()
     async with (
         LoopbackJudge(mind) as judge,

@@ -1,8 +1,8 @@
 """Agreement with outcomes of a judge that was trained here, on windows of the simulator.
 
-    python -m benchmarks.judge_train [--windows 60] [--size 8] [--epochs 6] [--rounds 2] [--json]
+    python -m benchmarks.judge_train [--windows 200] [--size 8] [--epochs 3] [--rounds 2] [--json]
 
-The embedded model learns from the earlier 70 % of the windows (``babylon.stages.train_judge``) by a
+The embedded model learns from the earlier 80 % of the windows (``babylon.stages.train_judge``) by a
 rubric of one sentence. On the later ones its agreement with the realised profit stands beside
 the heuristic's, a random judge's, and that of a loopback judge with known noise as served judge.
 """
@@ -36,17 +36,15 @@ from benchmarks.judge_windows import known_window
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 
 CONFIG = JudgeConfig(
-    method="regression",
     rubric=Rubric(name="profit", text="Score the realised profit."),
-    context_tokens=2000,
-    repeats=False,
+    context_tokens=300,  # prompts of about 250 of the model's tokens
 )
 SERVED = "served: noise of 20 % of the range"
 
 
 async def served(windows: list[OutcomeWindow]) -> dict[str, list[JudgedGroup]]:
     """Return the opinions of the loopback judge, by window."""
-    groups = {}
+    groups, in_lists = {}, JudgeConfig(rubric=CONFIG.rubric)
     for number, window in enumerate(windows):
         profits = [one.trajectory.pnl_usd for one in window.judged]
         mind = Mind(noise=0.2, scale=(min(profits), max(profits)), seed=number)
@@ -55,7 +53,7 @@ async def served(windows: list[OutcomeWindow]) -> dict[str, list[JudgedGroup]]:
             JudgeClient(model="loopback", base_url=judge.base_url) as client,
         ):
             found = await judge_window(
-                client, window.judged, window.truth, CONFIG, ledger=MemoryJudgments()
+                client, window.judged, window.truth, in_lists, ledger=MemoryJudgments()
             )
         groups[window.window_id] = list(found.groups)
     return groups
@@ -75,7 +73,9 @@ def outcome_window(size: int, seed: int) -> OutcomeWindow:
 async def measure(options: argparse.Namespace, directory: Path) -> TrainedJudge:
     """Train, and compare on the later windows."""
     windows = [outcome_window(options.size, seed) for seed in range(options.windows)]
-    training = JudgeTraining(epochs=options.epochs, rounds=options.rounds, tuning=options.tuning)
+    training = JudgeTraining(
+        later=options.later, epochs=options.epochs, rounds=options.rounds, tuning=options.tuning
+    )
     _, late = split_by_time(windows, training.later)
     base = resolve_base(None, options.models or directory, 0)
     return await train_and_compare(
@@ -93,9 +93,10 @@ async def measure(options: argparse.Namespace, directory: Path) -> TrainedJudge:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--windows", type=int, default=60)
+    parser.add_argument("--windows", type=int, default=200)
     parser.add_argument("--size", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--later", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tuning", choices=("full", "lora"), default="full")
     parser.add_argument("--models", type=Path, help="keeps the embedded model")

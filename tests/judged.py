@@ -57,8 +57,8 @@ def ladder(count, seed=0):
     return [judged(f"{i}", worth) for i, worth in enumerate(worths)], worths
 
 
-def config(method="ruler", **changes):
-    return JudgeConfig(method=method, rubric=load_rubric("trading-v1"), **changes)
+def config(**changes):
+    return JudgeConfig(rubric=load_rubric("trading-v1"), **changes)
 
 
 def kendall(one, other):

@@ -154,7 +154,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train the base model as a judge on scored windows, and compare it on the later ones. The
-    result can be the JUDGE_MODEL_PATH of the scorer regression."""
+    result can be JUDGE_MODEL_PATH, or a member of JUDGE_PANEL."""
     from babylon.cli.judge_page import print_training
     from babylon.cli.output import stderr
     from babylon.stages.train_judge import JudgeTraining

@@ -99,7 +99,7 @@ class QualitySettings(Group):
 class ScoringSettings(Group):
     scorer: str = _env("heuristic", "SCORER")
     """Scorer of trajectories: a name below, or a function as `package.module:function`.
-    Names: `heuristic`, `ruler`, `preference`, `regression`, `art-ruler`, `feedback`.
+    Names: `heuristic`, `ruler`, `art-ruler`, `feedback`.
     """
     hold_on_hacking: bool = _env(True, "HOLD_ON_HACKING")
     """Training is held when a window looks like reward hacking."""

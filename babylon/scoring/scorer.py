@@ -160,14 +160,12 @@ def _ids(trajectories: Sequence[Trajectory]) -> str:
 SCORERS = {
     "heuristic": "babylon.scoring.rewards.heuristic:heuristic",
     "ruler": "babylon.scoring.judge.judge_scorers:ruler",
-    "preference": "babylon.scoring.judge.judge_scorers:preference",
-    "regression": "babylon.scoring.judge.judge_scorers:regression",
     "art-ruler": "babylon.scoring.rewards.art_ruler:art_ruler",
     "feedback": "babylon.scoring.feedback:feedback",
 }
 """Name → function. The module is imported when the scorer is chosen."""
 
-NEEDS_JUDGE = ("ruler", "preference", "regression")
+NEEDS_JUDGE = ("ruler",)
 
 
 def load_scorer(name: str) -> Scorer:

@@ -1,13 +1,15 @@
 """Training a judge of one's own on windows whose outcomes are known.
 
 Windows are split by time: the earlier ones teach, the later ones are judged by the result. The
-model sees what any judge sees (``regression``: one trajectory at a time) and answers in the same
-JSON. What it should say is the share of earlier trajectories that earned less.
+model sees what any judge sees, one trajectory at a time, and answers in the same JSON. What it
+should say is the profit, and as score the share of earlier trajectories that earned less, in
+tenths: the fewer values, the fewer examples does each need.
 
 1. SFT: the prompts of the earlier windows with the right answers.
 2. GRPO: the model samples several answers to a prompt. The reward of an answer is one minus the
    distance of its score from the right one, and 0 without a usable score. Samples are drawn from
-   the policy alone, without a grammar, so that each token can be trained exactly.
+   the policy alone. Under a grammar their probabilities would be others than those that the trainer
+   computes, and a policy that writes no JSON would not learn to.
 
 The checkpoint with the highest reward on earlier windows stays. On the later windows the embedded
 engine serves it as ``JUDGE_MODEL_PATH`` does, with a grammar for the JSON.
@@ -15,6 +17,7 @@ engine serves it as ``JUDGE_MODEL_PATH`` does, with a grammar for the JSON.
 
 import asyncio
 import shutil
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +29,14 @@ from babylon.core.trajectories import Call, TrainingRow, Trajectory
 from babylon.scoring.judge.group_prompts import GroupPrompts, prepare_readable
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, local_judge
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, JudgedTrajectory
+from babylon.scoring.judge.judgment import (
+    GroundTruth,
+    JudgeConfig,
+    JudgedTrajectory,
+    Reads,
+    fitting,
+    write_reads,
+)
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.prompt import Prompt, UnusableReplyError, parse_reply
 from babylon.scoring.judge.reported_validity import Contender, TrainedJudge
@@ -61,26 +71,27 @@ class JudgeTraining:
     later: float = 0.3
     epochs: int = 4
     rounds: int = 2
-    prompts: int = 24
+    prompts: int = 48
     answers: int = 8
-    batch_size: int = 8
+    batch_size: int = 4
     tuning: Tuning = "full"
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """A prompt about one trajectory, and the score that is right."""
+    """A prompt about one trajectory, its profit, and the score that is right."""
 
     trajectory_id: str
     agent_id: str
     prompt: Prompt
+    profit_usd: float
     right: float
 
     @property
     def reply(self) -> str:
         """The right answer, in the requested JSON."""
-        return f'{{"explanation":"by its result","score":{self.right:.2f}}}'
+        return f'{{"explanation":"{self.profit_usd:+.2f}","score":{self.right:.1f}}}'
 
 
 def split_by_time(
@@ -107,38 +118,40 @@ def split_by_time(
     return early, late
 
 
-def lessons(windows: Sequence[OutcomeWindow], config: JudgeConfig, repeat: int = 0) -> list[Lesson]:
-    """Return a lesson for each trajectory. Each ``repeat`` has other labels in its prompts."""
-    profits = sorted(o.trajectory.pnl_usd for window in windows for o in window.judged)
+Prepared = Sequence[tuple[GroupPrompts, Sequence[Trajectory]]]
+"""The groups of several windows: their prompts, and the trajectories in the order of these."""
+
+
+def prepare(windows: Sequence[OutcomeWindow], config: JudgeConfig) -> Prepared:
+    """Return the groups of the windows. Trajectories that cannot be written down are left out."""
     found = []
     for window in windows:
-        for prompts, group in _groups(window, config):
-            for item, one in enumerate(group):
-                below = sum(profit < one.trajectory.pnl_usd for profit in profits)
-                found.append(
-                    Lesson(
-                        trajectory_id=one.trajectory.trajectory_id,
-                        agent_id=one.trajectory.agent_id,
-                        prompt=prompts.prompt((item,), repeat),
-                        right=below / max(len(profits) - 1, 1),
-                    )
-                )
+        scenarios: dict[str, list[JudgedTrajectory]] = {}
+        for one in window.judged:
+            scenarios.setdefault(one.trajectory.scenario_id, []).append(one)
+        for group in scenarios.values():
+            prompts, lost = prepare_readable(group, window.truth, config)
+            gone = {loss.trajectory_id for loss in lost}
+            plays = [one.trajectory for one in group if one.trajectory.trajectory_id not in gone]
+            if prompts is not None:
+                found.append((prompts, plays))
     return found
 
 
-def _groups(
-    window: OutcomeWindow, config: JudgeConfig
-) -> list[tuple[GroupPrompts, list[JudgedTrajectory]]]:
-    scenarios: dict[str, list[JudgedTrajectory]] = {}
-    for one in window.judged:
-        scenarios.setdefault(one.trajectory.scenario_id, []).append(one)
-    found = []
-    for group in scenarios.values():
-        prompts, lost = prepare_readable(group, window.truth, config)
-        gone = {loss.trajectory_id for loss in lost}
-        if prompts is not None:
-            found.append((prompts, [o for o in group if o.trajectory.trajectory_id not in gone]))
-    return found
+def lessons(prepared: Prepared, repeat: int = 0) -> list[Lesson]:
+    """Return a lesson for each trajectory. Each ``repeat`` has other labels in its prompts."""
+    profits = sorted(one.pnl_usd for _, group in prepared for one in group)
+    return [
+        Lesson(
+            trajectory_id=one.trajectory_id,
+            agent_id=one.agent_id,
+            prompt=prompts.prompt((item,), repeat),
+            profit_usd=one.pnl_usd,
+            right=bisect_left(profits, one.pnl_usd) / max(len(profits) - 1, 1),
+        )
+        for prompts, group in prepared
+        for item, one in enumerate(group)
+    ]
 
 
 def train_judge(
@@ -157,24 +170,27 @@ def train_judge(
     Raises:
         TrainingError: training diverged; ``target`` was not written.
     """
-    random = Random(options.seed)
+    random, prepared = Random(options.seed), prepare(windows, config)
     steps = [target.with_name(f".{target.name}-{step}") for step in range(options.rounds + 1)]
     try:
         rows = []
         for epoch in range(options.epochs):
-            own = lessons(windows, config, epoch)
+            own = lessons(prepared, epoch)
             rows += [_chat(lesson) for lesson in random.sample(own, len(own))]
         taught = fine_tune(
             base, rows, steps[0], tuning=options.tuning, batch_size=options.batch_size
         )
         progress(f"SFT: {len(rows)} chats, loss {taught[0].loss:.3f} to {taught[-1].loss:.3f}")
-        every, rewards = lessons(windows, config, options.epochs), []
+        every, rewards = lessons(prepared, options.epochs), []
         asked = random.sample(every, min(options.prompts, len(every)))
         for number, path in enumerate(steps):
             # The same prompts each time, so that rewards can be compared.
             answered = sample_answers(str(path), asked, options.answers, options.seed + number)
             rewards.append(fmean(row.score for row in answered))
-            progress(f"reward {rewards[-1]:.3f} after {number} rounds of GRPO")
+            progress(
+                f"reward {rewards[-1]:.3f} after {number} rounds of GRPO;"
+                f" {fmean(row.score > 0 for row in answered):.1%} of the answers have a score"
+            )
             if number < options.rounds:
                 try:
                     update_checkpoint(
@@ -184,6 +200,7 @@ def train_judge(
                     progress(f"GRPO ends: {error}")
                     break
         steps[rewards.index(max(rewards))].rename(target)
+        write_reads(target, Reads(list_size=1, context_tokens=config.context_tokens))
         return [step.loss for step in taught], rewards
     finally:
         for path in steps:
@@ -269,7 +286,7 @@ async def judged_by(
     """Serve a checkpoint with the embedded engine, and return its opinions of the windows."""
     groups: list[JudgedGroup] = []
     async with local_judge(path, log_file) as local:
-        own = replace(config, context_tokens=min(config.context_tokens, local.context_tokens))
+        own = fitting(config, path, local.context_tokens)
         async with JudgeClient(
             model=MODEL, base_url=local.base_url, name=local.name, temperature=TEMPERATURE
         ) as client:
@@ -329,6 +346,8 @@ async def train_and_compare(
         TrainingError: training diverged.
     """
     early, late = split_by_time(windows, options.later)
+    context = await asyncio.to_thread(lambda: load("judge", str(base), 0).context)
+    config = replace(config, list_size=1, context_tokens=min(config.context_tokens, context))
     losses, rewards = await asyncio.to_thread(
         train_judge, base, early, target, config, trainer, options, progress
     )

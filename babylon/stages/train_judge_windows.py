@@ -16,6 +16,7 @@ from babylon.stages.train_judge import (
     JudgeTraining,
     OutcomeWindow,
     Progress,
+    split_by_time,
     train_and_compare,
 )
 from babylon.store import Store
@@ -41,13 +42,12 @@ async def train_own_judge(
         WindowNotReadyError: there are too few windows.
         TrainingError: training diverged.
     """
-    windows, served = await _outcome_windows(store, home, progress)
+    windows, served = await outcome_windows(store, home, progress)
+    split_by_time(windows, options.later)  # raises before a base is made
     config = JudgeConfig(
-        method="regression",
         rubric=load_rubric(judge.rubric),
         context_tokens=judge.context_tokens,
         seed=options.seed,
-        repeats=False,
     )
     base = await asyncio.to_thread(resolve_base, model.base, home.models, options.seed)
     return await train_and_compare(
@@ -64,7 +64,7 @@ async def train_own_judge(
     )
 
 
-async def _outcome_windows(
+async def outcome_windows(
     store: Store, home: Home, progress: Progress
 ) -> tuple[list[OutcomeWindow], dict[str, dict[str, Sequence[JudgedGroup]]]]:
     """Return the scored windows, and judge → window id → its opinions.

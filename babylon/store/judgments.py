@@ -5,7 +5,7 @@ It serves as the cache (a usable reply is found by its key and never bought twic
 row is entered before its request is sent, so a process that dies has paid for what it asked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, date, datetime
 from typing import Protocol
@@ -192,6 +192,16 @@ async def spent_by_day(
         window_id,
     )
     return [DaySpent(**row) for row in rows]
+
+
+async def usd_of_days(store: Store, days: Collection[date]) -> dict[date, float]:
+    """Return UTC day → cost of all windows in US dollars, for days on which there was any."""
+    rows = await store.pool.fetch(
+        "SELECT (created_at AT TIME ZONE 'UTC')::date AS day, sum(usd) AS usd"
+        " FROM babylon.judgments WHERE (created_at AT TIME ZONE 'UTC')::date = ANY($1) GROUP BY 1",
+        list(days),
+    )
+    return {row["day"]: float(row["usd"]) for row in rows}
 
 
 async def usd_by_window(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pytest
 
 from babylon.cli import main
-from babylon.core.errors import ConfigError, ScoringError
+from babylon.core.errors import ConfigError, ScoringError, WindowNotReadyError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
@@ -25,6 +25,8 @@ from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.pending import pending_windows
 from babylon.stages.score import score_window
+from babylon.stages.train_judge import JudgeTraining
+from babylon.stages.train_judge_windows import outcome_windows, train_own_judge
 from babylon.stages.validate import validate_window
 from babylon.store.judge_validity import (
     WindowValidity,
@@ -107,10 +109,8 @@ async def test_a_trajectory_shown_twice_is_listed_elsewhere(store, settings, thi
     assert orders[0] != tuple(sorted(orders[0]))
 
 
-@pytest.mark.parametrize("scorer", ["ruler", "preference", "regression"])
-async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned, scorer):
+async def test_judging_again_asks_nothing_and_is_equal(store, settings, thinned):
     async with judge_for(settings, noise=0.1) as (judge, asked):
-        asked = asked.replace(scoring={"scorer": scorer})
         first = await score_window(store, asked, thinned)
         requests = judge.requests
         second = await score_window(store, asked, thinned)
@@ -251,15 +251,18 @@ async def test_entries_at_the_same_time_never_exceed_the_budget_together(store):
 
 
 async def test_a_failure_half_way_keeps_what_was_bought(store, settings, thinned):
-    async with judge_for(settings, faults={"malformed": 0.9}, stubborn=True) as (judge, asked):
-        asked = asked.replace(scoring={"scorer": "preference"})
-        with pytest.raises(ScoringError, match=r"no usable judgment|in a row"):
-            await score_window(store, asked, thinned)
+    async with judge_for(settings, noise=0.2, delay_s=0.2) as (judge, asked):
+        scoring = asyncio.create_task(score_window(store, asked, thinned))
+        while not judge.requests and not scoring.done():
+            await asyncio.sleep(0.001)
+        judge.mind = replace(judge.mind, key="another")  # from the second request on
+        with pytest.raises(ScoringError, match="Incorrect API key"):
+            await scoring
         assert await store.pool.fetchval("SELECT count(*) FROM babylon.scores") == 0
         bought = await judgments(store, "prompt_hash, problem")
         usable = {row["prompt_hash"] for row in bought if row["problem"] is None}
         assert usable
-        judge.mind = replace(judge.mind, faults={})
+        judge.mind = replace(judge.mind, key="", delay_s=0.0)
         asked_before = judge.requests
         await score_window(store, asked, thinned)
         assert judge.requests > asked_before
@@ -489,6 +492,17 @@ async def test_a_judge_trains_when_other_windows_have_proved_it(store, settings,
     assert metrics["judge_cached_tokens"] == judge.cached_tokens > 0
     (report,) = await read_validity(store)
     assert len(report.windows) == 7 and report.recent.agreement.trajectories == 35
+
+
+async def test_scored_windows_teach_a_judge_of_ones_own(store, settings, thinned, tmp_path):
+    async with judge_for(settings, noise=0.1) as (_, asked):
+        await score_window(store, asked, thinned)
+    (window,), served = await outcome_windows(store, asked.home, print)
+    assert window.window_id == WINDOW.id and len(window.judged) == thinned.artifact.rows
+    assert {name: set(own) for name, own in served.items()} == {"loopback, ruler": {WINDOW.id}}
+    settings_of = (asked.home, asked.model, asked.judge, asked.training)
+    with pytest.raises(WindowNotReadyError, match="1 windows with known outcomes cannot be split"):
+        await train_own_judge(store, *settings_of, tmp_path / "j", JudgeTraining(), print)
 
 
 async def test_a_random_judge_trains_nothing(store, settings, thinned):

@@ -40,7 +40,9 @@ async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store,
         scored = await score_window(store, asked, thinned)
         requests = judge.requests
         again = await score_window(store, asked, thinned)
-        assert judge.requests == requests
+        dearer = asked.replace(judge={"panel": f"second=3/12,{away}", "prompt_usd": 9.0})
+        await score_window(store, dearer, thinned)
+        assert judge.requests == requests  # other prices buy nothing again
     metrics = scored_metrics(scored)
     assert metrics["judge_panel"] == "loopback 0.50, second 0.50"
     assert metrics["judge_panel_failed"] == 1 and metrics["judge_disagreement"] < 1
@@ -50,6 +52,7 @@ async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store,
     assert any(reason.startswith("second: ") for row in rows for reason in row.reasons)
     judges = {one.by.judge: one for one in await read_validity(store)}
     assert set(judges) == {"loopback", "second", "panel: loopback + second"}
+    assert all(report.canaries for report in judges.values())
     paid = {
         row["judge"]: (row["usd"], row["asked"] * asks / 1e6 + row["written"] * writes / 1e6)
         for asks, writes, name in ((1.0, 4.0, "loopback"), (2.0, 10.0, "second"))

@@ -16,14 +16,14 @@ from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 CONTEXT = 2048
 RUBRIC = Rubric(name="tiny", text="Profit.")
-CONFIG = JudgeConfig(method="regression", rubric=RUBRIC, context_tokens=CONTEXT, passes=1)
+CONFIG = JudgeConfig(list_size=1, rubric=RUBRIC, context_tokens=CONTEXT, passes=1)
 GROUP = [judged("good", 90.0, [step(0, said="b")]), judged("bad", -90.0, [step(0, said="s")])]
 ANSWERS = ['{"score":0.9}', '{"score":0.1}']
 
 
 async def judged_by(path, tmp_path):
     judge = JudgeSettings(model_path=path)
-    require_judge("regression", judge)
+    require_judge("ruler", judge)
     async with open_judge(judge, CONFIG, tmp_path / "judge.log") as (client, config):
         assert (client.temperature, config.context_tokens) == (0.7, CONTEXT)
         assert client.name.startswith(f"{path.name}@")

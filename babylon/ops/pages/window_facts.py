@@ -1,9 +1,10 @@
 """The facts about one window, read from Postgres and from its scored artifact."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from statistics import fmean
 
@@ -14,7 +15,7 @@ from babylon.core.objects import fetch
 from babylon.core.windows import FINISHED
 from babylon.store import Store
 from babylon.store.attempts import Attempt, list_attempts
-from babylon.store.judgments import Spent, total_spent
+from babylon.store.judgments import DaySpent, spent_by_day, usd_of_days
 from babylon.store.policies import Policy, policy_of_batch
 from babylon.store.rejections import RejectedFor, window_rejections
 from babylon.store.scores import StoredScore, window_scores
@@ -47,11 +48,13 @@ class AgentSum:
 class WindowFacts:
     """One window. ``played`` is best first, and empty once retention removed the artifact.
 
+    ``judging`` is the judge's cost by day, and ``days_usd`` that of all windows on these days.
     ``policy`` is the one that the window trained; ``report`` the directory of its gate.
     """
 
     row: WindowRow
-    spent: Spent
+    judging: Sequence[DaySpent] = ()
+    days_usd: Mapping[date, float] = field(default_factory=dict)
     played: Sequence[Played] = ()
     rejections: Sequence[RejectedFor] = ()
     attempts: Sequence[Attempt] = field(default_factory=list)
@@ -86,9 +89,11 @@ async def read_window_facts(store: Store, window_id: str) -> WindowFacts | None:
     trained = row.batch_id if row.state in FINISHED else None
     policy = await policy_of_batch(store, trained) if trained else None
     report = (policy.verdict or {}).get("report") if policy else None
+    judging = await spent_by_day(store, window_id=window_id)
     return WindowFacts(
         row=row,
-        spent=await total_spent(store, window_id),
+        judging=judging,
+        days_usd=await usd_of_days(store, {one.day for one in judging}),
         played=await _played(store, row),
         rejections=await window_rejections(store, window_id),
         attempts=await list_attempts(store, [window_id]),

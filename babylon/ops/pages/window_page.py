@@ -23,6 +23,7 @@ def window_markdown(facts: WindowFacts) -> str:
         ("Who played", _players(facts)),
         ("What was rejected, and why", _rejections(facts)),
         ("Best and worst", _extremes(facts.played)),
+        ("What judging cost", _judging(facts)),
         ("The update", _update(facts)),
         ("The gate", _gate(facts)),
         ("What went live", _live(facts)),
@@ -71,14 +72,21 @@ def _because(one: Played) -> str:
     return span(", ".join(f"{part} {value:.2f}" for part, value in one.score.components.items()))
 
 
+def _judging(facts: WindowFacts) -> Iterator[str]:
+    rows = [
+        (one.day, span(one.judge), one.requests, one.tokens, f"{one.usd:.4f}")
+        for one in facts.judging
+    ]
+    yield from table(("day", "judge", "requests", "tokens", "$"), rows)
+    for day, usd in sorted(facts.days_usd.items()):
+        yield from (f"All windows together cost ${usd:.4f} on {day}.", "")
+
+
 def _update(facts: WindowFacts) -> Iterator[str]:
     if facts.policy is None:
         return
     metrics = facts.policy.metrics
-    yield (
-        f"Policy {facts.policy.parent_version} became policy {facts.policy.policy_version}."
-        f" Judging cost ${facts.spent.usd:.4f} in {facts.spent.requests} requests."
-    )
+    yield f"Policy {facts.policy.parent_version} became policy {facts.policy.policy_version}."
     yield ""
     yield from table(
         ("figure", "value"), [(n, figure(metrics[n])) for n in _UPDATE if n in metrics]

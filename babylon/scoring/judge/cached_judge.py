@@ -31,6 +31,7 @@ from babylon.scoring.judge.judge_client import (
     RequestRefusedError,
     RetryLaterError,
 )
+from babylon.scoring.judge.judgment import METHOD
 from babylon.scoring.judge.pace import Pace
 from babylon.scoring.judge.prompt import (
     SCHEMAS,
@@ -81,14 +82,19 @@ class LostItem:
 
 @dataclass(slots=True)
 class Verdicts:
-    """The verdicts of several blocks, and the items that cannot be judged."""
+    """The verdicts of several blocks, and the items that cannot be judged.
+
+    ``wasted`` is the number of trajectories in prompts without a usable reply.
+    """
 
     given: list[BlockVerdict] = field(default_factory=list)
     lost: dict[int, LostItem] = field(default_factory=dict)
+    wasted: int = 0
 
     def add(self, other: "Verdicts") -> None:
         self.given += other.given
         self.lost |= other.lost
+        self.wasted += other.wasted
 
 
 class _FailedBlockError(Exception):
@@ -175,7 +181,7 @@ class CachedJudge:
             if await self._ledger.find(self._key(prompt, repeat)) is None:
                 asked, written = _count(prompt.messages), _ANSWER_TOKENS * (1 + len(block))
                 expected = self._client.price.of(asked, written)
-                schema, limit = SCHEMAS[prompt.method], self._limit(group, prompt)
+                schema, limit = SCHEMAS[prompt.form], self._limit(group, prompt)
                 worst = self._client.price.of(*_worst(prompt.messages, schema, limit))
                 total = plus(total, expected)
                 reserve = Spent(
@@ -196,8 +202,8 @@ class CachedJudge:
         except _FailedBlockError as error:
             loss = error.loss
         if len(block) == 1:
-            return Verdicts(lost={block[0]: loss})
-        verdicts = Verdicts()
+            return Verdicts(lost={block[0]: loss}, wasted=1)
+        verdicts = Verdicts(wasted=len(block))
         for half in _split(block):
             # One after the other: what the first half lost does not spoil the second.
             rest = tuple(item for item in half if item not in verdicts.lost)
@@ -234,7 +240,7 @@ class CachedJudge:
             key=self._key(prompt, repeat),
             scenario_id=group.scenario_id,
             judge=self._client.name,
-            method=prompt.method,
+            method=METHOD,
             rubric=group.config.rubric.version,
             prompt_hash=prompt.hash,
             trajectory_ids=tuple(group.shown[item].trajectory_id for item in block),
@@ -283,7 +289,7 @@ class CachedJudge:
         """
         for attempt in range(self._retries + 1):
             try:
-                return await self._send(draft, messages, SCHEMAS[prompt.method], limit, read)
+                return await self._send(draft, messages, SCHEMAS[prompt.form], limit, read)
             except RetryLaterError as error:
                 failure = error
             except (PromptTooLongError, RequestRefusedError) as error:
@@ -309,9 +315,7 @@ class CachedJudge:
         """Return True if the server answers a request without any trajectory."""
         draft = replace(draft, key="probe", prompt_hash="", trajectory_ids=())
         try:
-            await self._send(
-                draft, _PROBE, SCHEMAS["regression"], _PROBE_TOKENS, lambda answer: draft
-            )
+            await self._send(draft, _PROBE, SCHEMAS["one"], _PROBE_TOKENS, lambda answer: draft)
         except RetryLaterError:
             return False
         except (PromptTooLongError, RequestRefusedError):

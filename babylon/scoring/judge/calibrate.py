@@ -18,20 +18,19 @@ v_theta / (v_theta + sigma2) (arXiv 2601.21817, for judges that compare pairs), 
 scores shrink towards each other and how wide the intervals are. If a judge never contradicts
 itself, sigma2 falls to its floor and the intervals shrink to points.
 
-Scores from pairwise preferences follow a Bradley-Terry model (Bradley and Terry 1952):
+People compare pairs. Their scores follow a Bradley-Terry model (Bradley and Terry 1952):
 
     P(i preferred to j, i shown first) = sigmoid(theta_i - theta_j + first)
 
 The prior theta ~ N(0, v) acts as a ridge; EM estimates its variance v. ``first`` is the advantage
 of the position shown first, and has a flat prior. Standard errors come from the quasi-likelihood
-(McCullagh and Nelder 1989, ch. 9): the curvature times the dispersion of the residuals. A judge
-that never contradicts itself leaves residuals near zero. A judge that guesses has dispersion one.
+(McCullagh and Nelder 1989, ch. 9): the curvature times the dispersion of the residuals. People
+who never contradict themselves leave residuals near zero. Guesses have dispersion one.
 The fit is our own, because choix has no term for the order shown.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -247,10 +246,9 @@ _MIN_DISPERSION = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Preferences:
-    """``worth`` ``[N]``, advantage of being ``first``, and their covariance ``[N + 1, N + 1]``."""
+    """``worth`` ``[N]``; its covariance with the advantage of being first ``[N + 1, N + 1]``."""
 
     worth: Floats
-    first: float
     covariance: Floats
     dispersion: float
 
@@ -260,7 +258,7 @@ def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
 
     The probability leaves out the advantage of being shown first.
     """
-    fit = _fit_preferences(tuple(wins), items)
+    fit = _fit_preferences(wins, items)
     errors = centred_errors(fit.covariance[:items, :items]) * np.sqrt(fit.dispersion)
     low = _against_others(fit.worth - errors, fit.worth)
     return Estimate(
@@ -270,20 +268,7 @@ def fit_preferences(wins: Sequence[Win], items: int) -> Estimate:
     )
 
 
-def information(wins: Sequence[Win], items: int) -> Floats:
-    """Return the information ``[N, N]`` of comparing i with j, i shown first (D-optimal design).
-
-    It is the variance of the answer times the variance of its log odds. An answer that is certain
-    beforehand has no information, whether the trajectories or the position make it certain.
-    """
-    fit = _fit_preferences(tuple(wins), items)
-    chance = _sigmoid(fit.worth[:, None] - fit.worth[None, :] + fit.first)
-    result: Floats = chance * (1 - chance) * _pair_variance(fit.covariance)
-    return result
-
-
-@lru_cache(maxsize=8)  # a round of pairs asks for the scores and for the information of one fit
-def _fit_preferences(wins: tuple[Win, ...], items: int) -> _Preferences:
+def _fit_preferences(wins: Sequence[Win], items: int) -> _Preferences:
     first = np.array([winner if ahead else loser for winner, loser, ahead in wins], dtype=np.intp)
     second = np.array([loser if ahead else winner for winner, loser, ahead in wins], dtype=np.intp)
     outcome = np.array([ahead for *_, ahead in wins], dtype=np.float64)
@@ -303,7 +288,6 @@ def _fit_preferences(wins: tuple[Win, ...], items: int) -> _Preferences:
     pair = _pair_variance(covariance)[first, second]
     return _Preferences(
         worth=theta[:items],
-        first=float(theta[items]),
         covariance=covariance,
         dispersion=_dispersion(outcome, chance, pair),
     )

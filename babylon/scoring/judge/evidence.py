@@ -15,11 +15,11 @@ from babylon.core.types import Artifact, Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import condense
 from babylon.scoring.judge.judgment import (
-    BLOCK_SIZES,
+    LIST_SIZE,
+    METHOD,
     GroundTruth,
     JudgeConfig,
     JudgedTrajectory,
-    Method,
     RecordedStep,
     load_rubric,
 )
@@ -79,12 +79,10 @@ def saved_tokens(
     trajectories only a sample is counted, and none that cannot be read. A scorer that asks no judge
     saves none.
     """
-    if scorer not in BLOCK_SIZES or not dropped:
+    if scorer != METHOD or not dropped:
         return 0
-    method: Method = scorer
-    rubric = load_rubric(judge.rubric)
-    config = JudgeConfig(method=method, rubric=rubric, context_tokens=judge.context_tokens)
-    limit = config.prompt_tokens // BLOCK_SIZES[method]
+    config = JudgeConfig(rubric=load_rubric(judge.rubric), context_tokens=judge.context_tokens)
+    limit = config.prompt_tokens // LIST_SIZE
     sample = sorted(dropped)[:: -(-len(dropped) // _SAMPLE)]
     tokens = []
     for frame in iter_artifact(home, artifact, [*PLAIN, "game_json"]):

@@ -27,8 +27,8 @@ from babylon.scoring.judge.condense import (
     shared_lines,
     truth_lines,
 )
-from babylon.scoring.judge.judgment import BLOCK_SIZES, GroundTruth, JudgeConfig, JudgedTrajectory
-from babylon.scoring.judge.prompt import Prompt, Shown, build_prompt, count_tokens
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, JudgedTrajectory
+from babylon.scoring.judge.prompt import Form, Prompt, Shown, build_prompt, count_tokens
 
 Block = tuple[int, ...]
 """Trajectories of a group in the order in which a prompt shows them."""
@@ -60,7 +60,7 @@ class GroupPrompts:
         return replace(self, shown=(*self.shown, canary))
 
     def prompt(self, block: Block, repeat: int = 0) -> Prompt:
-        """Return the prompt of a block. A trajectory alone is never compared, only scored.
+        """Return the prompt of a block.
 
         Each repetition draws new labels. With the same labels, a deterministic judge would only
         repeat its reply.
@@ -68,9 +68,8 @@ class GroupPrompts:
         several, texts = self.shared.stated([self.shown[item].text for item in block])
         shown = [replace(self.shown[item], text=t) for item, t in zip(block, texts, strict=True)]
         ids = ",".join(trajectory.trajectory_id for trajectory in shown)
-        alone = len(block) == 1 and self.config.method == "preference"
         return build_prompt(
-            "regression" if alone else self.config.method,
+            _form(self.config),
             self.config.rubric,
             truth=self.truth,
             common=self.common,
@@ -103,7 +102,7 @@ def prepare_group(
     own = ["; ".join(line for line in lines if line not in shared_facts) for lines in known]
     first = group[0].trajectory
     bare = build_prompt(
-        config.method, config.rubric, truth=outcomes, common=shared, shown=(), seed=""
+        _form(config), config.rubric, truth=outcomes, common=shared, shown=(), seed=""
     )
     overhead = sum(count_tokens(message["content"]) for message in bare.messages)
     wanted = [max(round(_SHARE * tokens), _LEAST_WANTED) for tokens in plain]
@@ -165,12 +164,16 @@ def _unreadable(one: JudgedTrajectory, config: JudgeConfig) -> Rejection | None:
     return None
 
 
+def _form(config: JudgeConfig) -> Form:
+    return "list" if config.list_size > 1 else "one"
+
+
 _TAGS = 40  # tokens around one trajectory
 
 
 def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
     """Return the number of trajectories that fit uncut, at least four for a listwise judge."""
-    most = BLOCK_SIZES[config.method]
+    most = config.list_size
     if most <= _SMALLEST_LIST:
         return most
     return max(_SMALLEST_LIST, min(most, room // longest))

@@ -13,6 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from babylon.scoring.judge.calibrate import Estimate
+from babylon.scoring.judge.canary_results import CanaryResult, Kind
 from babylon.scoring.judge.judgment import JudgedScore, Judgments, Level
 from babylon.scoring.judge.panel import (
     Combined,
@@ -22,7 +23,7 @@ from babylon.scoring.judge.panel import (
     side_by_side,
 )
 from babylon.scoring.judge.people import PEOPLE, people_groups
-from babylon.scoring.judge.reported_validity import judged_groups
+from babylon.scoring.judge.reported_validity import canary_results, judged_groups
 from babylon.scoring.judge.validity import JudgedGroup, Trust, believe, learn
 from babylon.store import Store
 from babylon.store.judge_validity import JudgeIdentity, WindowValidity
@@ -42,12 +43,16 @@ class MemberJudgment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelResult:
-    """The panel's judgments, and its opinions of windows before, the oldest first."""
+    """The panel's judgments, and its opinions of windows before, the oldest first.
+
+    ``canaries_before`` are its answers to canaries of these windows.
+    """
 
     by: JudgeIdentity
     judgments: Judgments
     trust: Trust
     before: tuple[tuple[JudgedGroup, ...], ...]
+    canaries_before: tuple[CanaryResult, ...]
     weights: Mapping[str, float]
     disagreement: float | None
 
@@ -67,6 +72,9 @@ async def together(store: Store, window_id: str, members: Sequence[MemberJudgmen
     judges = [one.by.judge for one in members]
     if any(PEOPLE in own for own in (window, *earlier.values())):
         judges.append(PEOPLE)
+    planted: dict[str, list[Sequence[CanaryResult]]] = {}
+    for row in (row for one in members for row in one.before):
+        planted.setdefault(row.window_id, []).append(canary_results(row))
     before = [side_by_side(earlier[name]) for name in sorted(earlier)]
     groups = side_by_side(window)
     found = await asyncio.to_thread(judge_together, judges, before, groups)
@@ -79,9 +87,21 @@ async def together(store: Store, window_id: str, members: Sequence[MemberJudgmen
         judgments=_judgments(members, groups, found, trust),
         trust=trust,
         before=found.before,
+        canaries_before=tuple(one for own in planted.values() for one in _answers(own)),
         weights=found.weights,
         disagreement=fmean(disagreements) if disagreements else None,
     )
+
+
+def _answers(judges: Iterable[Sequence[CanaryResult]]) -> list[CanaryResult]:
+    """Return the mean answer of several judges to each kind of canary of one window.
+
+    The judges saw the same canaries, so their answers count as one.
+    """
+    values: dict[Kind, list[float]] = {}
+    for answer in (answer for own in judges for answer in own):
+        values.setdefault(answer.kind, []).append(answer.value)
+    return [CanaryResult(kind=kind, value=fmean(given)) for kind, given in values.items()]
 
 
 def _outcomes(judges: Iterable[Sequence[JudgedGroup]]) -> dict[str, float]:
@@ -114,7 +134,7 @@ def _judgments(
         scores=tuple(scores),
         rejected=tuple(loss for name, loss in lost.items() if name not in judged),
         groups=tuple(combined.group for combined in found.groups),
-        canaries=(),
+        canaries=tuple(_answers(one.canaries for one in every)),
         level=max((one.level for one in every), key=list(Level).index),
         reliability=fmean(one.reliability for one in every),
         requests=sum(one.requests for one in every),

@@ -64,7 +64,6 @@ async def judge_replies(
     if not group:
         return [None] * len(points)
     config = JudgeConfig(
-        method="ruler",
         rubric=load_rubric(judge.rubric),
         context_tokens=judge.context_tokens,
         reasoning_tokens=judge.reasoning_tokens,

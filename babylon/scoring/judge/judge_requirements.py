@@ -10,7 +10,7 @@ _CONFIGS = ("config.json", "adapter_config.json")
 
 
 def require_judge(scorer: str, judge: JudgeSettings) -> None:
-    """Check the settings of ``ruler``, ``preference`` and ``regression``.
+    """Check the settings of ``ruler``.
 
     Raises:
         ConfigError: no judge or two judges are named, or a checkpoint, rubric, key or price is

@@ -1,4 +1,4 @@
-"""Scorers that ask the judge: ``ruler``, ``preference`` and ``regression``.
+"""The scorer that asks the judge: ``ruler``.
 
 If the budget is too small, the scorer degrades in this order: fewer repetitions, one pass of the
 cheaper judge, the heuristic, and an error that leaves the window to a later run. The metric
@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from babylon.core.errors import ScoringError, ServingError
@@ -18,20 +17,21 @@ from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
-from babylon.scoring.judge.canary_results import summarise_canaries
+from babylon.scoring.judge.canary_results import CanaryResult, summarise_canaries
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
 from babylon.scoring.judge.judge_panel import MemberJudgment, together
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_window import BLIND, judge_window
 from babylon.scoring.judge.judgment import (
+    METHOD,
     GroundTruth,
     JudgeConfig,
     JudgedScore,
     JudgedTrajectory,
     Judgments,
     Level,
-    Method,
+    fitting,
     load_rubric,
 )
 from babylon.scoring.judge.pace import Pace
@@ -65,14 +65,15 @@ from babylon.store.people import read_answers
 log = logging.getLogger(__name__)
 
 
-async def _score(
-    method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
+async def ruler(
+    trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score | Rejection]:
+    """Return the judge's scores of lists of up to six trajectories, and what it cannot judge."""
     judge = context.settings.judge
-    require_judge(method, judge)
+    require_judge("ruler", judge)
     try:
         async with asyncio.timeout(judge.timeout_s):
-            return await _score_within_budget(method, trajectories, context)
+            return await _score_within_budget(trajectories, context)
     except TimeoutError as error:
         raise ScoringError(
             f"window {context.window_id} was not judged within {judge.timeout_s:g} s"
@@ -81,18 +82,18 @@ async def _score(
 
 
 async def _score_within_budget(
-    method: Method, trajectories: Sequence[Trajectory], context: ScoringContext
+    trajectories: Sequence[Trajectory], context: ScoringContext
 ) -> list[Score | Rejection]:
     judge = context.settings.judge
     model = judge.model or str(judge.model_path)
     try:
-        judgments = await _judge(method, context, cheaper=False)
+        judgments = await _judge(context, cheaper=False)
     except BudgetSpentError as error:
         log.warning("window %s: %s", context.window_id, error)
         try:
             if judge.cheaper_model is None:
                 raise
-            judgments, model = await _judge(method, context, cheaper=True), judge.cheaper_model
+            judgments, model = await _judge(context, cheaper=True), judge.cheaper_model
         except BudgetSpentError as spent:
             return [*await _by_heuristic(trajectories, context, spent)]
     await _report(context, judgments.level, model=model, reliability=judgments.reliability)
@@ -118,13 +119,12 @@ def _given(one: JudgedScore) -> Score:
     )
 
 
-async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> Judgments:
+async def _judge(context: ScoringContext, *, cheaper: bool) -> Judgments:
     """Judge the window by the judge alone, or with a panel, and require proof of it."""
     judge, store, window_id = context.settings.judge, context.store, context.window_id
     home = context.settings.home
     judged, truth, unreadable = await asyncio.to_thread(read_evidence, home, context.artifact)
     config = JudgeConfig(
-        method=method,
         rubric=load_rubric(judge.rubric),
         context_tokens=judge.context_tokens,
         reasoning_tokens=judge.reasoning_tokens,
@@ -137,12 +137,14 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
     if len(members) == 1 and not await read_answers(store, [window_id.partition("+")[0]]):
         one = await _ask(judge, work, trusted=True)
         judgments, by = one.judgments, one.by
-        trust = await asyncio.to_thread(_trust, one.before, method)
+        trust = await asyncio.to_thread(_trust, one.before)
         before = [tuple(judged_groups(row)) for row in reversed(one.before)]
+        answered = [answer for row in one.before for answer in canary_results(row)]
         ever = await _most_evidence(store, by, window_id, judgments.groups)
     else:
         panel = await together(store, window_id, await _ask_all(members, work))
         judgments, by, trust, before = panel.judgments, panel.by, panel.trust, list(panel.before)
+        answered = list(panel.canaries_before)
         windows = [*before, judgments.groups]
         ever = await asyncio.to_thread(lambda: most_evidence([*map(log_evidence, windows)]))
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in panel.weights.items())
@@ -150,7 +152,8 @@ async def _judge(method: Method, context: ScoringContext, *, cheaper: bool) -> J
         if panel.disagreement is not None:
             context.metrics["disagreement"] = panel.disagreement
         await _store(store, window_id, by, judgments)
-    await asyncio.to_thread(_require_proof, context, trust, judgments, before, ever)
+    canaries = [*judgments.canaries, *answered]
+    await asyncio.to_thread(_require_proof, context, trust, judgments, before, canaries, ever)
     # The judge never saw them, so they count neither for nor against it.
     judgments = replace(judgments, rejected=(*judgments.rejected, *unreadable))
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
@@ -169,11 +172,11 @@ class _Work:
 
 async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
     """Ask one judge, and store its opinions. If ``trusted``, its scores are posterior means."""
-    context, method = work.context, work.config.method
+    context = work.context
     store, window_id = context.store, context.window_id
     log_file = context.settings.home.logs / "judge.log"
     async with open_judge(judge, work.config, log_file, cheaper=work.cheaper) as (client, config):
-        by = JudgeIdentity(judge=client.name, method=method, rubric=config.rubric.version)
+        by = JudgeIdentity(judge=client.name, method=METHOD, rubric=config.rubric.version)
         before = await judged_before(store, by, WINDOWS, without=window_id)
         judgments = await judge_window(
             client,
@@ -185,7 +188,7 @@ async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJud
                 window=BudgetLimits(tokens=judge.window_tokens, usd=judge.window_usd),
                 day=BudgetLimits(tokens=judge.day_tokens, usd=judge.day_usd),
             ),
-            trust=await asyncio.to_thread(_trust, before, method) if trusted else BLIND,
+            trust=await asyncio.to_thread(_trust, before) if trusted else BLIND,
             retries=judge.retries,
             pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
         )
@@ -217,10 +220,10 @@ async def _ask_all(members: Sequence[JudgeSettings], work: _Work) -> list[Member
     return done
 
 
-def _trust(before: Sequence[WindowValidity], method: Method) -> Trust:
+def _trust(before: Sequence[WindowValidity]) -> Trust:
     groups = [group for row in before for group in judged_groups(row)]
     canaries = [answer for row in before for answer in canary_results(row)]
-    return learn(groups, ranks=method == "preference", canaries=canaries)
+    return learn(groups, canaries)
 
 
 async def _store(store: Store, window_id: str, by: JudgeIdentity, judgments: Judgments) -> None:
@@ -252,18 +255,20 @@ def _require_proof(
     trust: Trust,
     judgments: Judgments,
     before: Sequence[Sequence[JudgedGroup]],
+    canaries: Sequence[CanaryResult],
     ever: float,
 ) -> None:
     """Report how far the judge agrees with outcomes.
 
     ``before`` are the groups of earlier windows, ``ever`` the largest evidence after any of them.
+    ``canaries`` are the answers of all these windows.
 
     Raises:
         UnprovenJudgeError: its agreement may be chance.
     """
     needed = context.settings.judge.evidence
     recent = [*judgments.groups, *(group for window in before for group in window)]
-    shown = evidence(recent)
+    shown = evidence(recent, canaries)
     if has_outcomes(recent):
         shown = min(shown, ever)
     context.metrics.update(evidence=shown, validity=trust.validity)
@@ -286,7 +291,7 @@ async def open_judge(
 ) -> AsyncIterator[tuple[JudgeClient, JudgeConfig]]:
     """Open the judge, and yield its client and its configuration.
 
-    A local judge's context is at most that of its checkpoint. Its engine writes to ``log_file``.
+    A local judge is shown what its checkpoint can read. Its engine writes to ``log_file``.
     """
     model, base_url, name = judge.model, judge.base_url, None
     price = Price(prompt_usd=judge.prompt_usd, completion_usd=judge.completion_usd)
@@ -302,8 +307,7 @@ async def open_judge(
             model, base_url, name, price = MODEL, local.base_url, local.name, Price()
             temperature = TEMPERATURE if temperature is None else temperature
             timeout_s = judge.timeout_s  # a local engine may be slow
-            context_tokens = min(config.context_tokens, local.context_tokens)
-            config = replace(config, context_tokens=context_tokens)
+            config = fitting(config, judge.model_path, local.context_tokens)
         key = judge.api_key
         client = JudgeClient(
             model=model or "",
@@ -346,11 +350,3 @@ async def _report(context: ScoringContext, level: Level, *, model: str, reliabil
         rubric=load_rubric(context.settings.judge.rubric).version,
         model=model,
     )
-
-
-# Listwise: the judge compares up to six trajectories and scores each.
-ruler = partial(_score, "ruler")
-# Pairwise: the judge names the better of two, many times.
-preference = partial(_score, "preference")
-# Pointwise: the judge scores each trajectory by itself.
-regression = partial(_score, "regression")

@@ -9,8 +9,7 @@ asks the same prompts. In the first pass the blocks form a ring. Each block shar
 with the next; this anchor puts both on one scale, and closing the ring shows how well that works.
 The first block is asked again in reversed order, because only a repetition shows how reliable the
 judge is. Later passes ask unstable items in new blocks, and list those early that were listed late
-before. Pairs are chosen by the information of their answer. With a strong bias for the first place
-these pairs are not the neighbours.
+before. A judge that reads single trajectories (``list_size`` 1) has neither blocks nor anchors.
 
 The first repetition of some groups holds a canary (``babylon.scoring.judge.canaries``). A canary
 counts as an appearance, so it costs no more than a repetition.
@@ -18,18 +17,15 @@ counts as an appearance, so it costs no more than a repetition.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations
-from math import ceil, log2
+from itertools import pairwise
+from math import ceil
 from random import Random
 from statistics import fmean
 
-import numpy as np
-
 from babylon.core.errors import ScoringError
 from babylon.core.types import Rejection
-from babylon.quality.decode import Reason
 from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger
 from babylon.scoring.judge.cached_judge import (
     RETRIES,
@@ -40,18 +36,13 @@ from babylon.scoring.judge.cached_judge import (
 )
 from babylon.scoring.judge.calibrate import (
     Estimate,
-    Floats,
     ScoreObservation,
-    Win,
     calibrate,
-    fit_preferences,
-    information,
     unstable,
 )
 from babylon.scoring.judge.canaries import chosen_groups
 from babylon.scoring.judge.canary_results import (
     COPIES,
-    KINDS,
     PLANTED,
     CanaryResult,
     Kind,
@@ -103,7 +94,8 @@ async def judge_window(
     await judge.require([(one.prompts, own) for one, own in zip(judgings, blocks, strict=True)])
     budget_ran_out = False
     try:
-        await await_all([group.first_judgments(judge) for group in judgings])
+        first = zip(judgings, blocks, strict=True)
+        await await_all([group.judge_blocks(judge, own) for group, own in first])
         if config.repeats:
             budget_ran_out = any(await await_all([group.repeat(judge) for group in judgings]))
         rejected += [loss for group in judgings for loss in group.rejected()]
@@ -149,9 +141,8 @@ def _prepare(
 def _choose_canaries(judgings: Sequence["GroupJudging"]) -> None:
     prompts = judgings[0].prompts
     seed = f"{prompts.config.seed}:{prompts.window_id}"
-    kinds = KINDS if prompts.config.method == "preference" else PLANTED
     for number in chosen_groups([group.items for group in judgings], seed):
-        judgings[number].canary = Random(f"{seed}:canary:{number}").choice(kinds)
+        judgings[number].canary = Random(f"{seed}:canary:{number}").choice(PLANTED)
 
 
 def _require_majority(judge: str, count: int, rejected: Sequence[Rejection]) -> None:
@@ -176,7 +167,7 @@ class GroupJudging:
     answers: list[CanaryResult] = field(default_factory=list)
     lost: dict[int, LostItem] = field(default_factory=dict)
     failed: set[int] = field(default_factory=set)  # not asked again
-    _extra_readings: int = 0  # of canaries that took the place of no reading
+    _wasted: int = 0  # appearances in prompts without a usable reply, and of canaries alone
     _fitted: tuple[int, Estimate] | None = None
 
     @property
@@ -190,11 +181,7 @@ class GroupJudging:
 
     @property
     def in_lists(self) -> bool:
-        return self.prompts.config.method == "ruler"
-
-    @property
-    def in_pairs(self) -> bool:
-        return self.prompts.config.method == "preference" and len(self.known) > 1
+        return self.prompts.config.list_size > 1
 
     def first_pass(self) -> list[Block]:
         """Return the blocks that show every trajectory at least once."""
@@ -206,30 +193,11 @@ class GroupJudging:
         found = await judge.judge(self.prompts, blocks, repeat=repeat)
         self.verdicts += found.given
         self.failed |= found.lost.keys()
+        self._wasted += found.wasted
         # Who was judged once is not lost by a later failure.
         judged = {item for verdict in self.verdicts for item in verdict.block}
         lost = self.lost | found.lost
         self.lost = {item: loss for item, loss in lost.items() if item not in judged}
-
-    async def first_judgments(self, judge: CachedJudge) -> None:
-        """Judge the first pass. Losses may leave an item without a partner: it gets another."""
-        await self.judge_blocks(judge, self.first_pass())
-        if not self.in_pairs or not (stranded := self._unpaired()):
-            return
-        partners = [item for item in self.known if item not in stranded] or stranded
-        pairs = [
-            (item, next(p for p in partners[at:] + partners if p != item))
-            for at, item in enumerate(stranded)
-        ]
-        await self.judge_blocks(judge, pairs)
-        for item in self._unpaired() if self.in_pairs else ():
-            self.lost[item] = LostItem(Reason.NO_JUDGMENT, "no comparison with it can be used")
-
-    def _unpaired(self) -> list[int]:
-        compared = {
-            item for verdict in self.verdicts if len(verdict.block) > 1 for item in verdict.block
-        }
-        return [item for item in self.known if item not in compared]
 
     async def repeat(self, judge: CachedJudge) -> bool:
         """Judge unstable trajectories again until none is left, or passes or budget run out.
@@ -253,47 +221,38 @@ class GroupJudging:
         """Ask about the canary, and return True if that was a reading of the block.
 
         In a list the canary replaces a trajectory, and the others are read as they would have been.
-        In a pair a copy stands beside its original.
         """
         kind = self.canary
         if kind is None or len(self.known) < 2 or (self.in_lists and len(block) < 2):
             return False
         item, guest = self._random("canary").choice(block), self.items
-        prompts, asked = self.prompts, tuple(guest if one == item else one for one in block)
-        if kind == "swapped":
-            asked = next(v.block[::-1] for v in self.verdicts if len(v.block) > 1)
-            item = asked[0]
-        else:
-            prompts = self.prompts.planted(kind, item)
-        if kind != "swapped" and not self.in_lists:
-            other = [item] if self.in_pairs else []
-            asked = tuple(self._random("places").sample([guest, *other], 1 + len(other)))
-        verdict = await judge.read(prompts, asked, repeat=1)
+        asked = tuple(guest if one == item else one for one in block)
+        if not self.in_lists:
+            asked = (guest,)
+        verdict = await judge.read(self.prompts.planted(kind, item), asked, repeat=1)
         if verdict is None:  # the trajectories are asked about without it
+            self._wasted += len(asked)
             return False
-        self._extra_readings += 0 if self.in_lists else len(asked)
         self.answers += self._answers_of(kind, verdict, item)
-        if self.in_lists or kind == "swapped":
+        if self.in_lists:
             self.verdicts.append(verdict)
+        else:
+            self._wasted += len(asked)
         return self.in_lists
 
     def _answers_of(self, kind: Kind, verdict: BlockVerdict, item: int) -> list[CanaryResult]:
         """Return the answers that a reading with a canary in the place of ``item`` gives."""
         scores = dict(zip(verdict.block, verdict.scores, strict=True))
-        planted = scores.pop(self.items, None)
+        planted = scores.pop(self.items)
         plain = [dict(zip(v.block, v.scores, strict=True)) for v in self.verdicts]
         same = [one for one in plain if scores.keys() | {item} <= one.keys()]
         found: list[CanaryResult | None] = []
-        if self.in_lists or kind == "swapped":  # the first reading was in the other order
+        if self.in_lists:  # the first reading was in the other order
             found += [swapped(one, scores) for one in same[:1]]
-        if planted is None:
-            pass
-        elif kind not in COPIES:
+        if kind not in COPIES:
             means = _readings(self.verdicts, self.items)
             beside = list(scores.values()) or [means[i] for i in means if i != item]
             found += [compared(kind, planted, beside)]
-        elif self.in_pairs:
-            found += [CanaryResult(kind=kind, value=planted - scores[item])]
         elif same:  # both relative to the same trajectories, if the request showed any
             before = {name: fmean(one[name] for one in same) for name in (item, *scores)}
             shifts = [score - before[name] for name, score in scores.items()] or [0.0]
@@ -314,11 +273,7 @@ class GroupJudging:
     def estimate(self) -> Estimate:
         """Return the estimate from all verdicts so far, computed once for them."""
         if self._fitted is None or self._fitted[0] != len(self.verdicts):
-            if self.in_pairs:
-                estimate = fit_preferences(_wins(self.verdicts), self.items)
-            else:
-                together = self.prompts.config.method == "ruler"
-                estimate = _from_scores(self.verdicts, self.items, together=together)
+            estimate = _from_scores(self.verdicts, self.items, together=self.in_lists)
             self._fitted = (len(self.verdicts), estimate)
         return self._fitted[1]
 
@@ -346,38 +301,26 @@ class GroupJudging:
         """Return the judge's opinions beside the outcomes (trajectory id → US dollars)."""
         estimate, known = self.estimate(), self.known
         ids = tuple(self.prompts.shown[item].trajectory_id for item in known)
-        halves = [_readings(self.verdicts[half::2], self.items) for half in (0, 1)]
-        both = sorted(halves[0].keys() & halves[1].keys())
         return JudgedGroup(
             opinions=tuple(float(estimate.scores[item]) for item in known),
             errors=tuple(float(estimate.errors[item]) for item in known),
             outcomes=tuple(outcomes[name] for name in ids),
             trajectory_ids=ids,
-            readings=(
-                tuple(halves[0][item] for item in both),
-                tuple(halves[1][item] for item in both),
-            ),
         )
 
     def _next(self, number: int) -> list[Block]:
         """Return the next blocks, none if all trajectories are stable or the passes are used up."""
         known = [item for item in self.known if item not in self.failed]
-        shown = sum(len(verdict.block) for verdict in self.verdicts) + self._extra_readings
+        shown = sum(len(verdict.block) for verdict in self.verdicts) + self._wasted
         room = int(self._max_appearances) - shown
         size = self.prompts.block_size
         if len(known) < 2 or room < 1:
             return []
         # One pass shows no contradictions, so the first repetition measures the judge's noise.
-        # Pairs need none, because the ring has every item first once and second once.
-        if number == 0 and not self.in_pairs:
+        if number == 0:
             return self._probe()
         estimate = self.estimate()
         doubtful, width = unstable(estimate, known), estimate.high - estimate.low
-        if self.in_pairs:
-            order = [item for item in _ranked(estimate) if item in set(known)]
-            asked = {verdict.block for verdict in self.verdicts}
-            informed = information(_wins(self.verdicts), self.items)
-            return informative_pairs(order, asked, set(doubtful), informed)[: room // 2]
         widest = sorted(doubtful, key=lambda item: -width[item])[:room]
         if size == 1:
             return [(item,) for item in widest]
@@ -395,16 +338,12 @@ class GroupJudging:
 
     @property
     def _max_appearances(self) -> float:
-        """Maximum number of appearances. Sorting by pairs takes log2 N of them for each item.
+        """Maximum number of appearances, in refused prompts too, because they cost tokens.
 
-        Short prompts repeat rubric and ground truth more often, so they get half of the passes.
-        Items that cannot be judged leave no room to the others: finding them took tokens.
+        Prompts about one trajectory repeat rubric and ground truth more often: half as many.
         """
-        items = max(self.items - len(self.failed), 1)
-        if self.prompts.config.method == "ruler":
-            return self.prompts.config.passes * items
-        pairs = 1 + log2(items) if self.prompts.config.method == "preference" else 1
-        return self.prompts.config.passes / 2 * pairs * items
+        config = self.prompts.config
+        return (config.passes if self.in_lists else config.passes / 2) * self.items
 
     def _places(self) -> dict[int, list[float]]:
         places: dict[int, list[float]] = defaultdict(list)
@@ -448,21 +387,6 @@ def _readings(verdicts: Sequence[BlockVerdict], items: int) -> dict[int, float]:
     return {item: fmean(scores) for item, scores in given.items()}
 
 
-def _ranked(estimate: Estimate) -> list[int]:
-    return [int(item) for item in np.argsort(-estimate.scores, kind="stable")]
-
-
-def _wins(verdicts: Sequence[BlockVerdict]) -> list[Win]:
-    wins = []
-    for verdict in verdicts:
-        if len(verdict.block) != 2:  # shown alone, to find out which of a pair cannot be judged
-            continue
-        first, second = verdict.block
-        first_won = verdict.scores[0] > verdict.scores[1]
-        wins.append((first, second, True) if first_won else (second, first, False))
-    return wins
-
-
 def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
     """Return blocks of at most ``size`` around a ring of all items, or one block if all fit."""
     order = random.sample(range(items), items)
@@ -473,8 +397,6 @@ def ring_blocks(items: int, size: int, random: Random) -> list[Block]:
     count = ceil(items / (size - 1))
     cuts = [round(block * items / count) for block in range(count + 1)]
     blocks = [[order[i % items] for i in range(start, end + 1)] for start, end in pairwise(cuts)]
-    if size == 2:  # each item is first once and second once, so a bias for a place cancels
-        return [tuple(block) for block in blocks]
     return [tuple(random.sample(block, len(block))) for block in blocks]
 
 
@@ -489,27 +411,3 @@ def mixed_blocks(
         tuple(sorted(mixed[start:end], key=lambda item: -fmean(places[item])))
         for start, end in pairwise(cuts)
     ]
-
-
-def informative_pairs(
-    order: Sequence[int], asked: Set[Block], unstable: Set[int], information: Floats
-) -> list[Block]:
-    """Return new pairs, the most informative first, with each item in at most one.
-
-    ``information[i, j]`` is that of the pair with i listed first. A pair needs an ``unstable`` item
-    or neighbours in the ``order`` that were never compared.
-    """
-    met = {frozenset(pair) for pair in asked}
-    strangers = {frozenset(pair) for pair in pairwise(order)} - met
-    pairs = [
-        pair
-        for pair in permutations(order, 2)
-        if pair not in asked and (not unstable.isdisjoint(pair) or frozenset(pair) in strangers)
-    ]
-    chosen: list[Block] = []
-    busy: set[int] = set()
-    for pair in sorted(pairs, key=lambda pair: -information[pair]):
-        if not busy.intersection(pair):
-            busy.update(pair)
-            chosen.append(pair)
-    return chosen

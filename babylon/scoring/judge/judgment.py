@@ -7,10 +7,12 @@ rubric's name with the digest of its text.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
+
+import msgspec
 
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
@@ -19,6 +21,7 @@ from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.validity import JudgedGroup
 
 _BUILT_IN = Path(__file__).parent / "rubrics"
+_READS = "judge.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +60,11 @@ def load_rubric(name: str) -> Rubric:
     return Rubric(name=path.stem, text=text)
 
 
-Method = Literal["ruler", "preference", "regression"]
 RecordedStep: TypeAlias = Mapping[str, Any]
 """A step's JSON as the game recorded it. Its writers differ, so readers look up each key."""
 
-BLOCK_SIZES: dict[Method, int] = {"ruler": 6, "preference": 2, "regression": 1}
+METHOD = "ruler"  # of models, in stored rows; people's pairs have another
+LIST_SIZE = 6  # trajectories in one prompt, at most
 
 
 class Level(StrEnum):
@@ -93,14 +96,15 @@ class GroundTruth:
 class JudgeConfig:
     """Configuration of the judge.
 
-    ``passes`` is the maximum number of times that a trajectory is shown, averaged over its group.
+    ``passes`` is the maximum number of times that a trajectory is shown, averaged over its group,
+    half of it for a judge that reads single ones (``list_size`` 1).
     A prompt takes at most 60 % of the judge's ``context_tokens``. ``reasoning_tokens`` are the
     tokens that a judge's thoughts may take in a reply, before its answer. ``repeats`` is False if
     the budget allows one pass only.
     """
 
-    method: Method
     rubric: Rubric
+    list_size: int = LIST_SIZE
     context_tokens: int = 128_000
     reasoning_tokens: int = 0
     passes: float = 5.0
@@ -119,6 +123,31 @@ class JudgeConfig:
         """
         wanted = 200 + 150 * trajectories + self.reasoning_tokens
         return min(wanted, self.context_tokens - self.prompt_tokens)
+
+
+class Reads(msgspec.Struct, frozen=True, kw_only=True):
+    """What a judge that was trained here can read, as the file ``judge.json`` of its checkpoint."""
+
+    list_size: int
+    context_tokens: int
+
+
+def write_reads(checkpoint: Path, reads: Reads) -> None:
+    """Write what the judge of a checkpoint can read."""
+    (checkpoint / _READS).write_bytes(msgspec.json.encode(reads))
+
+
+def fitting(config: JudgeConfig, checkpoint: Path, context_tokens: int) -> JudgeConfig:
+    """Return the configuration for the judge of a checkpoint, whose model has this context."""
+    path = checkpoint / _READS
+    reads = msgspec.json.decode(path.read_bytes(), type=Reads) if path.exists() else None
+    return replace(
+        config,
+        list_size=reads.list_size if reads else config.list_size,
+        context_tokens=min(
+            config.context_tokens, context_tokens, *([reads.context_tokens] if reads else [])
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ def _report(by: JudgeIdentity, rows: Sequence[WindowValidity]) -> JudgeReport:
             _line(row.window_id, judged_groups(row), canary_results(row)) for row in rows
         ),
         recent=_line("all", every, canaries),
-        validity=learn(every, ranks=by.method == "preference", canaries=canaries).validity,
+        validity=learn(every, canaries).validity,
         canaries=tuple(summarise_canaries(canaries)),
     )
 
@@ -121,6 +121,6 @@ def _line(
     return ValidityLine(
         name=name,
         agreement=agreement(groups),
-        evidence=evidence(groups),
+        evidence=evidence(groups, canaries),
         canaries=tuple(canaries),
     )

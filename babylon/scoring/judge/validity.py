@@ -25,7 +25,9 @@ correlation. So does the product over groups, and the mean over several a. The p
 windows so far is a martingale: by Ville's inequality an uninformed judge ever reaches 20 with a
 probability of at most 5 %. A judge that was informed once must still be: the product over the last
 windows counts too. Groups whose outcomes are equal count nothing. Only if no group has outcomes,
-two readings of the judge must agree with each other instead.
+planted plays are the evidence instead. A coin decides whether a planted play is better or worse
+than all others. The answer v in [-1, 1] of a judge that cannot tell which has mean zero, whatever
+its taste, and 1 + b v is an e-value for each b (testing by betting, Shafer 2021).
 
 **Prior.** Before there are outcomes, canaries tell how far a judge can be trusted
 (``babylon.scoring.judge.canary_results``). They lower the correlation that is expected of it.
@@ -48,6 +50,7 @@ _USUAL_VARIANCE = 0.04  # of a judge's opinions within a group
 _PRIOR_WIDTHS = 10  # trajectories that speak for normal errors
 _MOST_VALID = 0.999
 _STAKES = (0.1, 0.3, 1.0)  # a: for weak and for strong agreement
+_BETS = (0.2, 0.5, 0.9)  # b: the same for planted plays
 _PERMUTATIONS = 199
 _LEAST_SPREAD = 1e-9
 
@@ -57,15 +60,13 @@ class JudgedGroup:
     """A judged group beside its outcomes, in the same order ``[n]``.
 
     ``opinions`` are the judge's scores before any correction, ``errors`` their standard errors by
-    noise. ``outcomes`` are realised P&L in US dollars. ``readings`` are two halves of the judge's
-    replies ``[2][m]``, about the trajectories that occur in both. ``trajectory_ids`` are missing in
-    rows of earlier versions.
+    noise. ``outcomes`` are realised P&L in US dollars. ``trajectory_ids`` are missing in rows of
+    earlier versions.
     """
 
     opinions: tuple[float, ...]
     errors: tuple[float, ...]
     outcomes: tuple[float, ...]
-    readings: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     trajectory_ids: tuple[str, ...] = ()
 
 
@@ -108,17 +109,9 @@ def believe(estimate: Estimate, trust: Trust, items: Sequence[int]) -> tuple[Flo
     return scores, Z * trust.width * deviations
 
 
-def learn(
-    groups: Sequence[JudgedGroup],
-    *,
-    ranks: bool = False,
-    canaries: Sequence[CanaryResult] = (),
-) -> Trust:
-    """Return the trust that earlier groups and the judge's answers to canaries justify.
-
-    ``ranks``: opinions are shares of the others that a trajectory beats, as preferences give them.
-    """
-    pairs = [pair for group in groups if (pair := _pair(group, ranks)) is not None]
+def learn(groups: Sequence[JudgedGroup], canaries: Sequence[CanaryResult] = ()) -> Trust:
+    """Return the trust that earlier groups and the judge's answers to canaries justify."""
+    pairs = [pair for group in groups if (pair := _pair(group)) is not None]
     crossed = sum(float(s @ z) for s, z, _ in pairs)
     spread = sqrt(sum(float(s @ s) for s, *_ in pairs) * sum(float(z @ z) for _, z, _ in pairs))
     count = sum(len(s) for s, *_ in pairs)
@@ -134,10 +127,9 @@ def learn(
         noise = sum(float(e @ e) for *_, e in pairs)
         reliability = own / (own + noise) if own > 0 else 1.0
     validity = min(max(correlation, 0.0) ** 2 / max(reliability, 0.05), _MOST_VALID)
-    # Opinions that are shares already have the outcomes' unit. Of others it is the slope on the
-    # outcomes, corrected for the shrinkage of estimates.
+    # The outcomes' unit is the slope of opinions on them, corrected for the shrinkage of estimates.
     squares = sum(float(z @ z) for _, z, _ in pairs)
-    unit = 1.0 if ranks else crossed / max(squares * reliability, 1e-12)
+    unit = crossed / max(squares * reliability, 1e-12)
     return Trust(validity=validity, width=_width(pairs, validity, unit))
 
 
@@ -156,7 +148,7 @@ def _width(pairs: Sequence[tuple[Floats, Floats, Floats]], k: float, unit: float
 
 def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
     """Return the agreement of opinions with outcomes, ``None`` if no group can show any."""
-    pairs = [pair for group in groups if (pair := _pair(group, ranks=False)) is not None]
+    pairs = [pair for group in groups if (pair := _pair(group)) is not None]
     free = sum(len(s) - 1 for s, *_ in pairs)
     if free < 3:
         return None
@@ -172,20 +164,19 @@ def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
     )
 
 
-def evidence(groups: Sequence[JudgedGroup]) -> float:
+def evidence(groups: Sequence[JudgedGroup], canaries: Sequence[CanaryResult]) -> float:
     """Return the e-value of these groups against an uninformed judge. 1 means no evidence."""
-    products = np.asarray(log_evidence(groups))
-    if not has_outcomes(groups):
-        for group in groups:
-            products = products + _log_e(*_centred(*group.readings))
-    return _mixed(products)
+    if has_outcomes(groups):
+        return _mixed(np.asarray(log_evidence(groups)))
+    answers = np.array([one.value for one in canaries if one.kind in ("better", "worse")])
+    return _mixed(np.log1p(np.outer(_BETS, answers)).sum(axis=1))
 
 
 def log_evidence(groups: Sequence[JudgedGroup]) -> tuple[float, ...]:
     """Return the logarithm of the groups' e-value for each stake, by outcomes alone."""
     products = np.zeros(len(_STAKES))
     for group in groups:
-        if (pair := _pair(group, ranks=False)) is not None:
+        if (pair := _pair(group)) is not None:
             products += _log_e(pair[0], pair[1])
     return tuple(float(one) for one in products)
 
@@ -203,7 +194,7 @@ def most_evidence(windows: Sequence[Sequence[float]]) -> float:
 
 def has_outcomes(groups: Sequence[JudgedGroup]) -> bool:
     """Return True if the outcomes of any group differ."""
-    return any(_pair(group, ranks=False) is not None for group in groups)
+    return any(_pair(group) is not None for group in groups)
 
 
 def _mixed(logs: Floats) -> float:
@@ -213,7 +204,7 @@ def _mixed(logs: Floats) -> float:
 def _log_e(one: Floats, other: Floats) -> Floats:
     """Return the logarithm of a group's e-value, for each of the stakes."""
     scale = float(np.linalg.norm(one) * np.linalg.norm(other))
-    if len(one) < 2 or scale < _LEAST_SPREAD:
+    if scale < _LEAST_SPREAD:
         return np.zeros(len(_STAKES))
     random = np.random.default_rng(crc32(other.tobytes()))  # a group's value is always the same
     orders = np.argsort(random.random((_PERMUTATIONS, len(other))), axis=1)
@@ -225,27 +216,14 @@ def _log_e(one: Floats, other: Floats) -> Floats:
     return result
 
 
-def _pair(group: JudgedGroup, ranks: bool) -> tuple[Floats, Floats, Floats] | None:
-    """Return centred opinions, outcomes in standard units, and errors; ``None`` if all are equal.
-
-    With ``ranks`` the outcomes are centred shares of the others that a trajectory beats.
-    """
+def _pair(group: JudgedGroup) -> tuple[Floats, Floats, Floats] | None:
+    """Return centred opinions, outcomes in standard units, and errors. ``None``: all are equal."""
     outcomes = np.asarray(group.outcomes, dtype=np.float64)
     if len(outcomes) < 2 or float(outcomes.std()) < _LEAST_SPREAD:
         return None
     opinions = np.asarray(group.opinions, dtype=np.float64)
-    if ranks:
-        below = (outcomes[:, None] > outcomes).sum(axis=1)
-        above = (outcomes[:, None] < outcomes).sum(axis=1)
-        outcomes = (below - above) / (2 * (len(outcomes) - 1))
-    else:
-        outcomes = (outcomes - outcomes.mean()) / outcomes.std()
+    outcomes = (outcomes - outcomes.mean()) / outcomes.std()
     return opinions - opinions.mean(), outcomes, np.asarray(group.errors, dtype=np.float64)
-
-
-def _centred(one: Sequence[float], other: Sequence[float]) -> tuple[Floats, Floats]:
-    a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
-    return (a - a.mean(), b - b.mean()) if len(a) else (a, b)
 
 
 def _variance(scores: Floats, errors: Floats) -> float:

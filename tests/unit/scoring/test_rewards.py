@@ -148,7 +148,7 @@ def test_a_module_that_does_not_import_is_named():
 
 
 def test_the_built_in_scorers():
-    names = {"heuristic", "ruler", "preference", "regression", "art-ruler", "feedback"}
+    names = {"heuristic", "ruler", "art-ruler", "feedback"}
     assert names == set(SCORERS)
     for name in SCORERS:
         assert callable(load_scorer(name))
@@ -171,9 +171,9 @@ async def test_a_scorer_that_asks_gets_a_context_and_its_metrics_stay(tmp_path):
     ("chosen", "message"),
     [
         ({"scoring": {"scorer": "ruler"}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
-        ({"scoring": {"scorer": "regression"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
+        ({"scoring": {"scorer": "ruler"}, "judge": {"model": "m"}}, "set OPENAI_API_KEY"),
         (
-            {"scoring": {"scorer": "preference"}, "judge": {"model_path": "/nowhere"}},
+            {"scoring": {"scorer": "ruler"}, "judge": {"model_path": "/nowhere"}},
             "holds no model",
         ),
         (

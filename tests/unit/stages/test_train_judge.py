@@ -3,13 +3,14 @@
 import pytest
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric
+from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric, fitting
 from babylon.scoring.judge.prompt import parse_reply
 from babylon.stages.train_judge import (
     JudgeTraining,
     OutcomeWindow,
     compare,
     lessons,
+    prepare,
     reward,
     split_by_time,
     train_judge,
@@ -20,10 +21,9 @@ from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 CONFIG = JudgeConfig(
-    method="regression",
+    list_size=1,
     rubric=Rubric(name="tiny", text="Profit."),
     context_tokens=2048,
-    repeats=False,
 )
 
 
@@ -36,6 +36,9 @@ def window(hour, *profits, scenario="s"):
 
 
 WINDOWS = [window(2, 5.0, -5.0), window(0, 10.0, -90.0, 40.0), window(1, 0.0, 20.0)]
+
+
+TAUGHT = prepare(WINDOWS, CONFIG)
 
 
 def test_windows_are_split_by_time_and_share_no_trajectory():
@@ -57,17 +60,17 @@ def test_windows_of_the_benchmark_can_be_split():
 
 
 def test_the_right_score_is_the_share_of_earlier_plays_that_earned_less():
-    taught = {one.trajectory_id: one for one in lessons(WINDOWS, CONFIG)}
+    taught = {one.trajectory_id: one for one in lessons(TAUGHT)}
     assert taught["t-0-1"].right == 0 and taught["t-0-2"].right == 1
     middle = taught["t-2-0"]
     assert middle.right == pytest.approx(3 / 6)
     assert parse_reply(middle.prompt, middle.reply).scores == (0.5,)
-    again = {one.trajectory_id: one for one in lessons(WINDOWS, CONFIG, 1)}
+    again = {one.trajectory_id: one for one in lessons(TAUGHT, 1)}
     assert again["t-2-0"].prompt.hash != middle.prompt.hash
 
 
 def test_an_answer_is_rewarded_by_its_distance_and_babble_is_not():
-    lesson = next(one for one in lessons(WINDOWS, CONFIG) if one.right == 1)
+    lesson = next(one for one in lessons(TAUGHT) if one.right == 1)
     assert reward(lesson, lesson.reply) == 1
     assert reward(lesson, '{"explanation":"","score":0.25}') == 0.25
     assert reward(lesson, "profit!") == reward(lesson, '{"score":7}') == 0
@@ -97,4 +100,7 @@ def test_sft_and_grpo_write_the_checkpoint_with_the_best_reward(tmp_path, monkey
     assert losses[-1] < losses[0] and len(losses) == 5
     assert len(rewards) == 2 and len(lines) == 3
     assert (target / "config.json").exists()
+    served = fitting(JudgeConfig(rubric=CONFIG.rubric), target, 4096)
+    assert (served.list_size, served.context_tokens) == (1, CONFIG.context_tokens)
+    assert fitting(JudgeConfig(rubric=CONFIG.rubric), base, 4096).list_size == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "judge"]

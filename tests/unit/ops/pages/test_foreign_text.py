@@ -7,7 +7,6 @@ from markdown_it import MarkdownIt
 from babylon.core.windows import WindowState
 from babylon.ops.pages.window_facts import WindowFacts
 from babylon.ops.pages.window_page import window_markdown
-from babylon.store.judgments import Spent
 from babylon.store.policies import Policy
 from babylon.store.windows import WindowRow
 
@@ -45,6 +44,6 @@ def test_a_prompt_in_a_reason_is_text_on_the_page() -> None:
         created_at=NOW,
         removed_at=None,
     )
-    page = window_markdown(WindowFacts(row=row, spent=Spent(), policy=policy))
+    page = window_markdown(WindowFacts(row=row, policy=policy))
     assert page.count(PROMPT) == 1
     assert "<img" not in MarkdownIt("gfm-like", {"linkify": False}).render(page)

@@ -1,16 +1,17 @@
 """A window's page answers who won and who lost most, however many played."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from typing import Any
 
 from babylon.core.windows import WindowState
 from babylon.ops.pages.window_facts import Played, WindowFacts
 from babylon.ops.pages.window_page import MOST_AGENTS, window_markdown
-from babylon.store.judgments import Spent
+from babylon.store.judgments import DaySpent
 from babylon.store.scores import StoredScore
 from babylon.store.windows import WindowRow
 
 
-def page(agents: int) -> str:
+def page(agents: int, **facts: Any) -> str:
     row = WindowRow(
         window_id="2025-11-14T07:00",
         minutes=60,
@@ -37,7 +38,7 @@ def page(agents: int) -> str:
         )
         for number in range(agents)
     ]
-    return window_markdown(WindowFacts(row=row, spent=Spent(), played=played))
+    return window_markdown(WindowFacts(row=row, played=played, **facts))
 
 
 def test_the_agents_that_won_and_lost_most_are_shown_of_many() -> None:
@@ -45,6 +46,17 @@ def test_the_agents_that_won_and_lost_most_are_shown_of_many() -> None:
     assert f"`agent-{MOST_AGENTS + 29}` | 1 | -{MOST_AGENTS + 28}.50" in found
     assert "`agent-0` | 1 | +0.50" in found and "| … 30 agents between |" in found
     assert found.count("`agent-") == MOST_AGENTS
+
+
+def test_the_judges_cost_is_shown_by_day_and_beside_that_of_all_windows() -> None:
+    day = date(2025, 11, 15)
+    one = DaySpent(
+        day=day, window_id="w", judge="|j", unanswered=0, tokens=900, usd=0.5, requests=3
+    )
+    found = page(1, judging=[one], days_usd={day: 2.25})
+    assert "| 2025-11-15 | `¦j` | 3 | 900 | 0.5000 |" in found
+    assert "All windows together cost $2.2500 on 2025-11-15." in found
+    assert "What judging cost" not in page(1)
 
 
 def test_few_agents_are_all_shown() -> None:

@@ -8,10 +8,9 @@ from babylon.scoring.judge.calibrate import (
     ScoreObservation,
     calibrate,
     fit_preferences,
-    information,
     unstable,
 )
-from babylon.scoring.judge.judge_window import informative_pairs, mixed_blocks, ring_blocks
+from babylon.scoring.judge.judge_window import mixed_blocks, ring_blocks
 
 
 def observe(blocks, score):
@@ -120,30 +119,3 @@ def test_later_blocks_are_mixed_and_list_the_late_ones_first():
     for block in blocks:
         assert 2 <= len(block) <= 6
         assert list(block) == sorted(block, reverse=True)
-
-
-def test_pairs_have_everybody_first_once_and_second_once():
-    blocks = ring_blocks(7, 2, Random(0))
-    assert sorted(first for first, _ in blocks) == sorted(second for _, second in blocks)
-
-
-def test_of_pairs_the_most_telling_are_asked_each_trajectory_in_one():
-    tells = np.zeros((4, 4))
-    tells[0, 1], tells[1, 2], tells[3, 2], tells[2, 3] = 3.0, 2.0, 1.0, 0.5
-    assert informative_pairs([0, 1, 2, 3], set(), {0, 1, 2, 3}, tells) == [(0, 1), (3, 2)]
-    assert informative_pairs([0, 1, 2, 3], {(0, 1)}, {0, 1, 2, 3}, tells)[0] == (1, 2)
-
-
-def test_of_stable_pairs_only_neighbours_that_never_met_are_asked():
-    tells = np.ones((3, 3))
-    assert informative_pairs([2, 0, 1], {(2, 0), (0, 1)}, set(), tells) == []
-    assert {*informative_pairs([2, 0, 1], {(2, 0)}, set(), tells)[0]} == {0, 1}
-
-
-def test_under_a_bias_for_the_first_the_answer_about_equals_tells_least():
-    """The first wins unless the other is far better; 0 < 1 < 2 < 3."""
-    wins = [(i, j, True) for i in range(4) for j in range(4) if i != j and i - j > -2]
-    wins += [(j, i, False) for i in range(4) for j in range(4) if j - i > 2]
-    tells = information(wins, 4)
-    assert tells[0, 2] > tells[0, 1] > tells[1, 0]
-    assert information([(1, 0, i % 2 == 0) for i in range(4)], 3)[2, 0] > 0  # never met

@@ -6,10 +6,10 @@ from babylon.scoring.judge.judgment import load_rubric
 from babylon.scoring.judge.prompt import Shown, UnusableReplyError, build_prompt, parse_reply
 
 
-def prompt(method="ruler", count=3):
+def prompt(form="list", count=3):
     shown = [Shown(trajectory_id=f"t{i}", text="played") for i in range(count)]
     rubric = load_rubric("trading-v1")
-    return build_prompt(method, rubric, truth="", common="", shown=shown, seed="s")
+    return build_prompt(form, rubric, truth="", common="", shown=shown, seed="s")
 
 
 THREE = prompt()
@@ -68,18 +68,8 @@ def test_the_reason_quotes_nothing_of_the_reply():
         assert "SECRET" not in str(refused.value) and refused.value.__cause__ is None
 
 
-def test_of_two_the_winner_has_one_and_the_other_nothing():
-    pair = prompt("preference", 2)
-    text = json.dumps({"explanation": "timing\nand\x00risk", "winner": pair.labels[1]})
-    reply = parse_reply(pair, text)
-    assert reply.scores == (0.0, 1.0)
-    assert reply.explanations == ("timing and risk",) * 2
-    with pytest.raises(UnusableReplyError, match="its winner is not one of"):
-        parse_reply(pair, '{"winner": "both"}')
-
-
 def test_alone_a_trajectory_has_its_score():
-    one = prompt("regression", 1)
+    one = prompt("one", 1)
     assert parse_reply(one, '{"score": 0.25, "explanation": ""}').scores == (0.25,)
     with pytest.raises(UnusableReplyError, match="not between"):
         parse_reply(one, '{"score": 1.01}')
@@ -89,7 +79,7 @@ def test_labels_differ_and_depend_on_the_seed():
     shown = [Shown(trajectory_id=f"t{i}", text="") for i in range(6)]
     labels = {
         build_prompt(
-            "ruler", load_rubric("trading-v1"), truth="", common="", shown=shown, seed=s
+            "list", load_rubric("trading-v1"), truth="", common="", shown=shown, seed=s
         ).labels
         for s in "abc"
     }

@@ -32,10 +32,11 @@ async def bench(timeout_s=30.0, model="loopback", concurrency=8, **mind):
         yield judge, client
 
 
-async def judge_all(client, count=8, method="ruler", **options):
+async def judge_all(client, count=8, list_size=6, **options):
     options.setdefault("ledger", MemoryJudgments())
     group, worths = ladder(count)
-    return worths, await judge_window(client, group, GroundTruth(), config(method), **options)
+    asked = config(list_size=list_size)
+    return worths, await judge_window(client, group, GroundTruth(), asked, **options)
 
 
 async def test_random_schedules_never_overspend():
@@ -113,7 +114,7 @@ async def test_retry_after_holds_every_request():
     """One at a time, because requests that are on their way already cannot be held."""
     limited = {"faults": {"rate_limit": 0.3}, "retry_after_s": 0.05, "seed": 2}
     async with bench(concurrency=1, **limited) as (judge, client):
-        worths, judgments = await judge_all(client, 24, "regression", retries=20)
+        worths, judgments = await judge_all(client, 24, list_size=1, retries=20)
     assert judge.faults["rate_limit"] and not judge.early
     assert kendall(worths, [one.score for one in judgments.scores]) == 1
 

@@ -89,7 +89,7 @@ def test_judges_that_know_nothing_reach_the_evidence_in_few_windows():
         random, judges = Random(seed), {"a": (0.2, 0.0), "b": (0.2, 0.0)}
         before = [[window(random, judges, told=False)] for _ in range(12)]
         groups = [group for one in judge_together("ab", before, []).before for group in one]
-        proved += evidence(groups) >= 20
+        proved += evidence(groups, []) >= 20
     assert proved <= 4
 
 

@@ -17,7 +17,7 @@ from benchmarks.judge_faults import KEY, PROMPT, TRUTH, fuzz_replies
 from benchmarks.loopback_judge import REFUSALS, LoopbackJudge, Mind
 from tests.judged import SCALE, config, judged, kendall, ladder, step
 
-METHODS = ["ruler", "preference", "regression"]
+LIST_SIZES = [6, 1]
 BAD = f"unspeakable {PROMPT}"
 
 
@@ -30,11 +30,11 @@ async def bench(**mind):
         yield judge, client
 
 
-async def judge_all(client, group, method="ruler", ledger=None, retries=0, **changes):
+async def judge_all(client, group, list_size=6, ledger=None, retries=0, **changes):
     truth = GroundTruth(outcomes=({"question": TRUTH},))
     ledger = ledger or MemoryJudgments()
     return await judge_window(
-        client, group, truth, config(method, **changes), ledger=ledger, retries=retries
+        client, group, truth, config(list_size=list_size, **changes), ledger=ledger, retries=retries
     )
 
 
@@ -46,17 +46,17 @@ def with_bad(count, *bad):
     return group, worths
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("list_size", LIST_SIZES)
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(method, refusal):
+async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(list_size, refusal):
     group, worths = with_bad(12, 3, 7)
     ledger = MemoryJudgments()
     async with bench(refuses="unspeakable", refusal=refusal) as (judge, client):
-        judgments = await judge_all(client, group, method, ledger)
+        judgments = await judge_all(client, group, list_size, ledger)
         asked = judge.requests
         assert judge.faults[refusal]
         if refusal != "silence":  # refusals are remembered: a repeated run asks for none again
-            again = await judge_all(client, group, method, ledger)
+            again = await judge_all(client, group, list_size, ledger)
             assert judge.requests == asked
             assert again.rejected == judgments.rejected
     assert {one.trajectory_id for one in judgments.rejected} == {"t-bad3", "t-bad7"}
@@ -66,21 +66,21 @@ async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(meth
     assert kendall(kept, [one.score for one in judgments.scores]) > 0.9
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_of_two_the_one_that_can_be_judged_is_judged(method):
+async def test_refused_prompts_leave_less_room_for_readings():
+    group, _ = with_bad(5, 2)
+    async with bench(refuses="unspeakable", noise=0.4) as (judge, client):
+        judgments = await judge_all(client, group)
+    shown = sum(prompt.count("<trajectory id=") for prompt in judge.prompts)
+    assert len(judgments.scores) == 4 and shown < 5 * 5 + 4
+
+
+@pytest.mark.parametrize("list_size", LIST_SIZES)
+async def test_of_two_the_one_that_can_be_judged_is_judged(list_size):
     group, _ = with_bad(2, 0)
     async with bench(refuses="unspeakable") as (_, client):
-        judgments = await judge_all(client, group, method)
+        judgments = await judge_all(client, group, list_size)
     assert [one.trajectory_id for one in judgments.rejected] == ["t-bad0"]
     assert [one.trajectory_id for one in judgments.scores] == ["t-1"]
-
-
-async def test_a_pair_between_two_refused_ones_gets_another_partner():
-    group, worths = with_bad(9, *range(0, 4))
-    async with bench(refuses="unspeakable") as (_, client):
-        judgments = await judge_all(client, group, "preference", seed=3)
-    assert len(judgments.rejected) == 4
-    assert kendall(worths[4:], [one.score for one in judgments.scores]) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ async def test_a_trajectory_that_cannot_be_written_down_is_lost_alone():
     assert len(judgments.scores) == 4
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_cut_answer_is_no_answer(method):
+@pytest.mark.parametrize("list_size", LIST_SIZES)
+async def test_a_cut_answer_is_no_answer(list_size):
     group, worths = ladder(12)
     async with bench(faults={"cut": 0.4}, seed=1) as (judge, client):
-        judgments = await judge_all(client, group, method)
+        judgments = await judge_all(client, group, list_size)
     assert judge.faults["cut"]
     judged_worths = dict(zip([f"t-{i}" for i in range(12)], worths, strict=True))
     expected = [judged_worths[one.trajectory_id] for one in judgments.scores]
@@ -130,7 +130,7 @@ async def test_a_cut_answer_is_no_answer(method):
         with pytest.raises(
             ScoringError, match=r"no usable judgment of 4 of 4.*ended at its limit of \d+"
         ):
-            await judge_all(client, ladder(4)[0], method, ledger)
+            await judge_all(client, ladder(4)[0], list_size, ledger)
     assert not any(entry.scores for entry in ledger.entries)
 
 
@@ -171,9 +171,9 @@ async def test_a_server_that_is_down_fails_the_window_and_blames_no_trajectory()
 MARKERS = (TRUTH, PROMPT, KEY, "KEYMARKER")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("list_size", LIST_SIZES)
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_no_error_log_or_reason_tells_prompt_truth_or_key(method, refusal, caplog):
+async def test_no_error_log_or_reason_tells_prompt_truth_or_key(list_size, refusal, caplog):
     caplog.set_level(logging.DEBUG, logger="babylon")
     ledger = MemoryJudgments()
     told = []
@@ -181,7 +181,7 @@ async def test_no_error_log_or_reason_tells_prompt_truth_or_key(method, refusal,
         group, _ = with_bad(6, *bad)
         async with bench(refuses="unspeakable", refusal=refusal) as (_, client):
             try:
-                judgments = await judge_all(client, group, method, ledger)
+                judgments = await judge_all(client, group, list_size, ledger)
                 told += [one.detail for one in judgments.rejected]
             except ScoringError as error:
                 while error is not None:  # a traceback shows causes too
@@ -237,7 +237,5 @@ async def test_an_answer_200_that_is_no_completion_is_asked_for_again_and_charge
         JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
     ):
         with pytest.raises(RetryLaterError, match="not a chat completion") as failure:
-            await client.ask(
-                [{"role": "user", "content": "Judge."}], SCHEMAS["ruler"], max_tokens=9
-            )
+            await client.ask([{"role": "user", "content": "Judge."}], SCHEMAS["list"], max_tokens=9)
     assert failure.value.charged

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from babylon.scoring.judge.calibrate import Estimate
+from babylon.scoring.judge.canary_results import PLANTED, CanaryResult
 from babylon.scoring.judge.validity import (
     WINDOWS,
     JudgedGroup,
@@ -87,7 +88,7 @@ def test_a_judge_that_tells_nothing_reaches_the_evidence_in_at_most_one_window_o
         random, history = Random(f"{size}:{seed}"), []
         for _ in range(40):
             history = [*history, group(random, size, persistent=0.2, told=False)[1]][-WINDOWS:]
-            reached += evidence(history) >= 20
+            reached += evidence(history, []) >= 20
     assert reached <= 0.05 * 400
 
 
@@ -95,7 +96,7 @@ def test_a_judge_that_tells_nothing_reaches_the_evidence_in_at_most_one_window_o
 def test_a_judge_that_tells_much_reaches_it_soon(size, windows):
     random = Random(size)
     history = [group(random, size, persistent=0.08)[1] for _ in range(windows)]
-    assert evidence(history) >= 20
+    assert evidence(history, []) >= 20
 
 
 def test_weak_agreement_is_proved_by_many_windows():
@@ -103,35 +104,35 @@ def test_weak_agreement_is_proved_by_many_windows():
     history = [group(random, 24, persistent=0.5)[1] for _ in range(WINDOWS)]
     found = agreement(history)
     assert found.correlation == pytest.approx(0.37, abs=0.1) and found.low > 0.2
-    assert evidence(history) >= 20
+    assert evidence(history, []) >= 20
 
 
 def test_a_judge_that_turns_blind_loses_its_proof():
     random = Random(4)
     history = [group(random, 8, persistent=0.1)[1] for _ in range(20)]
-    assert evidence(history) >= 20
+    assert evidence(history, []) >= 20
     for _ in range(WINDOWS):
         history = [*history, group(random, 8, persistent=0.2, told=False)[1]][-WINDOWS:]
-    assert evidence(history) < 20
+    assert evidence(history, []) < 20
 
 
-def test_without_outcomes_two_readings_must_agree():
-    def read(random, told):
-        worth = [random.gauss(0, 0.2) for _ in range(8)]
-        first, second = ([(w if told else 0) + random.gauss(0, 0.1) for w in worth] for _ in "ab")
-        return JudgedGroup(
-            opinions=(0.5,) * 8,
-            errors=(0.1,) * 8,
-            outcomes=(0.0,) * 8,
-            readings=(tuple(first), tuple(second)),
-        )
+def test_without_outcomes_planted_plays_are_the_evidence():
+    equal = [JudgedGroup(opinions=(0.2, 0.8), errors=(0.1,) * 2, outcomes=(0.0,) * 2)]
 
-    random = Random(5)
-    assert evidence([read(random, True) for _ in range(4)]) >= 20
-    assert evidence([read(random, False) for _ in range(4)]) < 20
-    assert agreement([read(random, True)]) is None
+    def answers(random, worth):
+        """One canary a window. ``worth`` is the judge's answer to a better and to a worse one."""
+        kinds = [random.choice(PLANTED) for _ in range(WINDOWS)]
+        return [CanaryResult(kind=kind, value=worth.get(kind, 0.0)) for kind in kinds]
+
+    told = [answers(Random(seed), {"better": 1.0, "worse": 1.0}) for seed in range(40)]
+    assert all(evidence(equal, own) >= 20 for own in told)
+    # A taste for the planted form, good or bad, repeats for ever and tells nothing.
+    for liked in (1.0, -1.0, 0.4):
+        tastes = [answers(Random(seed), {"better": liked, "worse": -liked}) for seed in range(400)]
+        assert sum(evidence(equal, own) >= 20 for own in tastes) <= 0.05 * 400
+    assert evidence(equal, []) == 1 and agreement(equal) is None
 
 
 def test_a_constant_judge_shows_no_evidence():
     one = JudgedGroup(opinions=(0.5,) * 4, errors=(0.0,) * 4, outcomes=(1.0, 2.0, 3.0, 4.0))
-    assert evidence([one] * 30) == 1
+    assert evidence([one] * 30, []) == 1
