@@ -112,7 +112,7 @@ class CallHandler:
                 await self._record_interrupted(exchange, "the client left")
                 raise
         except _BROKEN_OFF as error:
-            reason = f"the engine's answer broke off ({error or type(error).__name__})"
+            reason = f"the engine's answer broke off ({str(error) or type(error).__name__})"
             await self._record_interrupted(exchange, reason)
             self.table.readiness.call_failed(exchange.assigned.target.name, reason)
             status = 504 if isinstance(error, TimeoutError) else 502

@@ -167,6 +167,6 @@ async def arriving_bytes(response: EngineResponse) -> AsyncIterator[bytes]:
 
 def _down(url: str, error: BaseException) -> EngineDownError:
     return EngineDownError(
-        f"the engine at {url} does not answer ({error or type(error).__name__}):"
+        f"the engine at {url} does not answer ({str(error) or type(error).__name__}):"
         " try again in a moment, or look at its log"
     )
