@@ -4,10 +4,11 @@
 
 Both take the same encoded calls (``encode_record``) in turns, in groups of 1, 8 and 64, each group
 durable before the next. Segments are the gateway's: files of zeros, in which a group is one O_DSYNC
-write, read back, and removed. Their making counts, which the gateway does in the background. SQLite has a table of blobs in WAL mode with ``synchronous=FULL``, which syncs the log at
-each commit (https://www.sqlite.org/pragma.html#pragma_synchronous); a group is one transaction, its
-rows are read back and deleted. Prints processor time of a call, the median time of a group, and the
-bytes given to the disk for each byte of a call.
+write, read back, and removed. Their making counts, which the gateway does in the background. SQLite
+has a table of blobs in WAL mode with ``synchronous=FULL``, which syncs the log at each commit
+(https://www.sqlite.org/pragma.html#pragma_synchronous); a group is one transaction, its rows are
+read back and deleted. Prints processor time of a call, the median time of a group, and the bytes
+given to the disk for each byte of a call.
 """
 
 import argparse
