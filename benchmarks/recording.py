@@ -3,11 +3,12 @@
     python -m benchmarks.recording [--calls 4096] [--turns 3]
 
 Both take the same encoded calls (``encode_record``) in turns, in groups of 1, 8 and 64, each group
-durable before the next. Segments are the gateway's: one O_DSYNC write a group, read back, and
-removed. SQLite has a table of blobs in WAL mode with ``synchronous=FULL``, which syncs the log at
-each commit (https://www.sqlite.org/pragma.html#pragma_synchronous); a group is one transaction, its
-rows are read back and deleted. Prints processor time of a call, the median time of a group, and the
-bytes given to the disk for each byte of a call.
+durable before the next. Segments are the gateway's: files of zeros, in which a group is one O_DSYNC
+write, read back, and removed. Their making counts, which the gateway does in the background. SQLite
+has a table of blobs in WAL mode with ``synchronous=FULL``, which syncs the log at each commit
+(https://www.sqlite.org/pragma.html#pragma_synchronous); a group is one transaction, its rows are
+read back and deleted. Prints processor time of a call, the median time of a group, and the bytes
+given to the disk for each byte of a call.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from babylon.serving.gateway.segments import Segment, encode_record
+from babylon.serving.gateway.segments import SEGMENT_BYTES, Segment, encode_record
 from babylon.serving.gateway.shipping import PORTION_BYTES
 from babylon.store.calls import RecordedCall
 
@@ -53,17 +54,21 @@ CALL = RecordedCall(
 
 
 def segments(directory: Path, groups: list[list[bytes]]) -> Iterator[None]:
-    """Write a segment, with a pause after each group; then read and remove it."""
-    segment = Segment.create(directory)
+    """Write segments, with a pause after each group; then read and remove them."""
+    made = [Segment.create(directory)]
     for group in groups:
-        segment.append(group)
+        if made[-1].durable >= SEGMENT_BYTES:
+            made.append(Segment.create(directory))
+        made[-1].append(group)
         yield
-    start, read = 0, 0
-    while start < segment.durable:
-        portion = segment.read(start, PORTION_BYTES)
-        start, read = portion.end, read + len(portion.calls)
+    read = 0
+    for segment in made:
+        start = 0
+        while start < segment.durable:
+            portion = segment.read(start, PORTION_BYTES)
+            start, read = portion.end, read + len(portion.calls)
+        segment.remove()
     assert read == sum(map(len, groups))
-    segment.remove()
 
 
 def sqlite(directory: Path, groups: list[list[bytes]]) -> Iterator[None]:

@@ -4,8 +4,9 @@
 
 Prints a Markdown table: processor time per request, requests per second, latency and memory, for
 whole and streamed answers, of 16 tokens after 200, and of 300 after 6,000 with tools, which are
-asked for a tenth as often. ``make bench-gateway`` installs LiteLLM into its own environment and
-passes its executable.
+asked for a tenth as often. LiteLLM gets a quarter of the requests, because each takes it so long.
+``make bench-gateway`` installs LiteLLM into its own environment and passes its executable. It takes
+about five minutes on two quiet cores and prints each kind of answer when it is measured.
 
 A trivial engine is asked directly, through our gateway (keys checked, every call recorded in
 Postgres without loss), and through LiteLLM's proxy in its minimal configuration and recording each
@@ -23,12 +24,14 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 
 import aiohttp
 import psutil
+import uvloop
 
 from babylon.store.calls import wait_until_recorded
 from benchmarks.gateway.contenders import LITELLM, OURS, litellm, ours, until_ready, upstream
@@ -39,6 +42,7 @@ DELAY_S = 0.1
 REST_S = 0.5  # work done after the answers, such as shipping and logging, counts, too
 WARM_UP = 64
 LONG_SHARE = 10  # long requests: one in so many
+THEIR_SHARE = 4  # LiteLLM's requests: one in so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,8 @@ async def measure(
     for turn in range(turns + 1):
         for target in targets:
             count = requests if turn else WARM_UP  # the first turn only warms up
+            if target.name.startswith(LITELLM):
+                count = max(CLIENTS, count // THEIR_SHARE)
             await set_delay(engine, 0)
             before = cpu_s(target.pid)
             fast = await load(target, requests=count, clients=CLIENTS, stream=stream, long=long)
@@ -138,16 +144,19 @@ async def run(proxy: Path | None, *, requests: int, turns: int) -> list[Row]:
                 started = litellm(proxy, port, engine_port, directory, recording=recording)
                 targets.append(await stack.enter_async_context(started))
         rows, expected = list[Row](), 0
+        print(HEAD, flush=True)
         for long, stream in product((False, True), repeat=2):
             count = max(2, requests // LONG_SHARE) if long else requests
-            rows += await measure(
+            found = await measure(
                 engine, targets, stream=stream, long=long, requests=count, turns=turns
             )
+            print("\n".join(map(partial(line, found), found)), flush=True)
+            rows += found
             expected += 2 * (turns * count + WARM_UP)  # at once, and after the engine's wait
         await wait_until_recorded(store)
-        found = await store.pool.fetchval("SELECT count(*) FROM babylon.calls WHERE trainable")
-        if found != expected:
-            raise RuntimeError(f"{found} of {expected} calls are in the database")
+        stored = await store.pool.fetchval("SELECT count(*) FROM babylon.calls WHERE trainable")
+        if stored != expected:
+            raise RuntimeError(f"{stored} of {expected} calls are in the database")
         return rows
 
 
@@ -161,32 +170,32 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def table(rows: list[Row]) -> str:
-    lines = [
-        "| | answers | CPU-ms per request | ours by it | requests/s | median ms | p99 ms | MB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    our_cpu_ms = {(row.stream, row.long): row.cpu_ms for row in rows if row.name == OURS}
-    for row in rows:
-        kind = ("streamed" if row.stream else "whole") + (", 300 of 6,000" if row.long else "")
-        tenths = int(10 * row.cpu_ms / our_cpu_ms[row.stream, row.long])  # rounded down
-        share = f"1/{tenths / 10}" if row.name.startswith(LITELLM) else ""
-        lines.append(
-            f"| {row.name} | {kind} | {row.cpu_ms:.2f} | {share} | {row.requests_per_s:.0f}"
-            f" | {row.median_ms:.1f} | {row.p99_ms:.1f} | {row.memory_mb:.0f} |"
-        )
-    return "\n".join(lines)
+HEAD = (
+    "| | answers | CPU-ms per request | ours by it | requests/s | median ms | p99 ms | MB |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def line(rows: list[Row], row: Row) -> str:
+    """Format a row beside the others of the same kind of answer."""
+    ours_ms = next(one.cpu_ms for one in rows if one.name == OURS)
+    kind = ("streamed" if row.stream else "whole") + (", 300 of 6,000" if row.long else "")
+    tenths = int(10 * row.cpu_ms / ours_ms)  # rounded down
+    share = f"1/{tenths / 10}" if row.name.startswith(LITELLM) else ""
+    return (
+        f"| {row.name} | {kind} | {row.cpu_ms:.2f} | {share} | {row.requests_per_s:.0f}"
+        f" | {row.median_ms:.1f} | {row.p99_ms:.1f} | {row.memory_mb:.0f} |"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--litellm", type=Path, help="LiteLLM's executable, in its environment")
-    parser.add_argument("--requests", type=int, default=1000, help="per turn and measurement")
+    parser.add_argument("--requests", type=int, default=600, help="per turn and measurement")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
-    rows = asyncio.run(run(options.litellm, requests=options.requests, turns=options.turns))
-    print(table(rows))
+    rows = uvloop.run(run(options.litellm, requests=options.requests, turns=options.turns))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
     if options.litellm is None:

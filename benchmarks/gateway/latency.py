@@ -1,17 +1,21 @@
 """Time that the gateway adds to a call at a third of its saturation, recording durably.
 
-    python -m benchmarks.gateway.latency [--seconds 10] [--turns 5]
+    python -m benchmarks.gateway.latency [--seconds 20] [--turns 5] [--shared]
 
 The gateway's saturation is the calls a second of 16 clients without a pause. Then calls arrive at
 random times (a Poisson process), a third as many a second, whether or not earlier ones are
-answered: at the trivial engine, and at the gateway before it, in turns. Prints for each turn p50
-and p99 of both, and what the gateway adds, and their medians. Clients, engine, gateway and Postgres
-share the machine. *Idle* is the share of its processors that nobody used: other programs show in
-it, and beside them a latency is their wait for a processor.
+answered. In the same seconds, a quarter as many calls go to the trivial engine directly. So both
+wait alike for the clients, the engine and the machine, and the difference is the gateway's. Prints
+for each turn p50 and p99 of both, what the gateway adds, and the medians of the turns.
+
+The gateway with all its threads has the last processor for itself; clients, engine and Postgres
+share the others. With ``--shared`` all run anywhere. *Idle* is the share of the machine's
+processors that nobody used: other programs show in it, and beside them a latency is their wait for
+a processor.
 """
 
 import argparse
-import asyncio
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -19,16 +23,18 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+import uvloop
 
 from babylon.store.calls import wait_until_recorded
-from benchmarks.gateway.__main__ import CLIENTS, WARM_UP, free_ports
+from benchmarks.gateway.__main__ import CLIENTS, WARM_UP, cpu_s, free_ports
 from benchmarks.gateway.contenders import ours, until_ready, upstream
 from benchmarks.gateway.load import arriving, load
 
 SHARE = 1 / 3  # of the saturation
+DIRECT = 1 / 4  # calls to the engine for each call to the gateway
 
 
-async def run(seconds: float, turns: int, requests: int) -> None:
+async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> None:
     """Measure and print.
 
     Raises:
@@ -39,12 +45,19 @@ async def run(seconds: float, turns: int, requests: int) -> None:
         engine_port, port = free_ports(2)
         engine = stack.enter_context(upstream(engine_port, directory))
         await until_ready(f"{engine.url}/v1/models", engine.pid)
+        if not shared:
+            *others, last = sorted(os.sched_getaffinity(0))
+            pin(os.getpid(), others)
+            pin(engine.pid, others)
         gateway, store = await stack.enter_async_context(ours(port, engine_port, directory))
+        if not shared:
+            pin(gateway.pid, [last])
         sent = 0
         print(
-            "| answers | calls/s | idle | direct p50, p99 ms | gateway p50, p99 | added p50, p99 |"
+            "| answers | calls/s | idle | CPU-ms a call | direct p50, p99 ms | gateway p50, p99"
+            " | added p50, p99 |"
         )
-        print("| --- | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
         for stream in (False, True):
             for count in (WARM_UP, requests):
                 full = await load(
@@ -54,16 +67,16 @@ async def run(seconds: float, turns: int, requests: int) -> None:
             rows = list[list[float]]()
             for turn in range(turns):
                 await wait_until_recorded(store)
-                before = psutil.cpu_times()
-                found = list[float]()
-                for target in (engine, gateway):
-                    rate, seed = SHARE * full.rate, turn
-                    one = await arriving(
-                        target, rate=rate, seconds=seconds, stream=stream, seed=seed
-                    )
-                    found += [one.median_ms, one.p99_ms]
-                sent += len(one.seconds)
-                rows.append([idle_since(before), *found, found[2] - found[0], found[3] - found[1]])
+                before, spent, rate = psutil.cpu_times(), cpu_s(gateway.pid), SHARE * full.rate
+                rates = {engine: DIRECT * rate, gateway: rate}
+                found = await arriving(rates, seconds=seconds, stream=stream, seed=turn)
+                direct, answered = found[engine], found[gateway]
+                count = len(answered.seconds)
+                sent += count
+                cost = 1000 * (cpu_s(gateway.pid) - spent) / count
+                both = [direct.median_ms, direct.p99_ms, answered.median_ms, answered.p99_ms]
+                added = [both[2] - both[0], both[3] - both[1]]
+                rows.append([idle_since(before), cost, *both, *added])
                 print(line(stream, rate, rows[-1]), flush=True)
             middle = [median(column) for column in zip(*rows, strict=True)]
             print(line(stream, rate, middle, "median, "), flush=True)
@@ -73,6 +86,12 @@ async def run(seconds: float, turns: int, requests: int) -> None:
             raise RuntimeError(f"{stored} of {sent} calls are in the database")
 
 
+def pin(pid: int, processors: list[int]) -> None:
+    """Let all threads of a process run on these processors only."""
+    for thread in psutil.Process(pid).threads():
+        os.sched_setaffinity(thread.id, processors)
+
+
 def idle_since(before: Sequence[float]) -> float:
     """Return the share of the processors' time that nobody used."""
     spent = [now - was for now, was in zip(psutil.cpu_times(), before, strict=True)]
@@ -80,19 +99,20 @@ def idle_since(before: Sequence[float]) -> float:
 
 
 def line(stream: bool, rate: float, row: list[float], kind: str = "") -> str:
-    idle, *ms = row
+    idle, cost, *ms = row
     kind += "streamed" if stream else "whole"
     pairs = [f"{ms[at]:.2f}, {ms[at + 1]:.2f}" for at in (0, 2, 4)]
-    return f"| {kind} | {rate:.0f} | {idle:.2f} | {' | '.join(pairs)} |"
+    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=1000, help="to find the saturation")
+    parser.add_argument("--shared", action="store_true", help="all programs on all processors")
     options = parser.parse_args()
-    asyncio.run(run(options.seconds, options.turns, options.requests))
+    uvloop.run(run(options.seconds, options.turns, options.requests, shared=options.shared))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Load generator: clients that repeat one request, and the latency of each answer."""
+"""Load generator: clients that repeat one request, and the latency of each answer.
+
+It uses the gateway's own client of engines, which takes less of the processors that are measured
+than other clients of Python.
+"""
 
 import asyncio
 import json
 import time
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from random import Random
 from statistics import median, quantiles
 
-import aiohttp
-
+from babylon.serving.gateway.engine_connections import EngineConnections
 from benchmarks.gateway.upstream import LONG_TOKENS, TOKENS, share_of_delay
 
 _MESSAGES = [
@@ -27,6 +32,10 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"side": {"type": "string"}}},
     },
 }
+_HEADERS = (
+    "Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+    "x-babylon-agent: agent-1\r\nx-babylon-trajectory: trajectory-1\r\nx-babylon-step: 1\r\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,61 +83,60 @@ async def load(
     seconds: list[float] = []
     left = requests
 
-    async def client(session: aiohttp.ClientSession) -> None:
+    async def client(http: EngineConnections) -> None:
         nonlocal left
         while left > 0:
             left -= 1
             seed = seeds.randrange(1000)
-            taken = await _call(session, target, seed=seed, stream=stream, long=long)
+            taken = await _call(http, target, seed=seed, stream=stream, long=long)
             seconds.append(taken - delay_s * share_of_delay(seed))
 
     begun = time.perf_counter()
-    async with _session(target, clients) as session:
-        await asyncio.gather(*(client(session) for _ in range(clients)))
+    with closing(EngineConnections()) as http:
+        await asyncio.gather(*(client(http) for _ in range(clients)))
     return Latencies(seconds=seconds, wall_s=time.perf_counter() - begun)
 
 
 async def arriving(
-    target: Target, *, rate: float, seconds: float, stream: bool, seed: int
-) -> Latencies:
-    """Send ``rate`` requests a second at random times, whether or not earlier ones are answered.
+    rates: Mapping[Target, float], *, seconds: float, stream: bool, seed: int
+) -> dict[Target, Latencies]:
+    """Send requests at random times, whether or not earlier ones are answered.
 
-    ``seed`` determines the times, so that several targets can get the same requests.
+    Args:
+        rates: requests a second of each target, which all get theirs in the same seconds: what
+            else the machine does then delays the answers of all.
+        seed: determines the times and the targets.
 
     Raises:
         RuntimeError: An answer is wrong.
     """
     random, at, begun = Random(seed), 0.0, time.perf_counter()
-    calls = list[asyncio.Task[float]]()
-    async with _session(target, 0) as session, asyncio.TaskGroup() as group:
-        while (at := at + random.expovariate(rate)) < seconds:
-            await asyncio.sleep(begun + at - time.perf_counter())
-            call = _call(session, target, seed=random.randrange(1000), stream=stream, long=False)
-            calls.append(group.create_task(call))
-    return Latencies(seconds=[one.result() for one in calls], wall_s=time.perf_counter() - begun)
-
-
-def _session(target: Target, connections: int) -> aiohttp.ClientSession:
-    headers = {
-        "authorization": f"Bearer {target.key}",
-        "content-type": "application/json",
-        "x-babylon-agent": "agent-1",
-        "x-babylon-trajectory": "trajectory-1",
-        "x-babylon-step": "1",
+    calls: dict[Target, list[asyncio.Task[float]]] = {target: [] for target in rates}
+    with closing(EngineConnections()) as http:
+        async with asyncio.TaskGroup() as group:
+            while (at := at + random.expovariate(sum(rates.values()))) < seconds:
+                await asyncio.sleep(begun + at - time.perf_counter())
+                (target,) = random.choices(list(rates), list(rates.values()))
+                call = _call(http, target, seed=random.randrange(1000), stream=stream, long=False)
+                calls[target].append(group.create_task(call))
+    wall_s = time.perf_counter() - begun
+    return {
+        target: Latencies(seconds=[one.result() for one in sent], wall_s=wall_s)
+        for target, sent in calls.items()
     }
-    return aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=connections))
 
 
 async def _call(
-    session: aiohttp.ClientSession, target: Target, *, seed: int, stream: bool, long: bool
+    http: EngineConnections, target: Target, *, seed: int, stream: bool, long: bool
 ) -> float:
     """Send a request and read its answer; return the seconds that this took."""
     messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
     body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
     tools = {"tools": [_TOOL]} if long else {}
     data = json.dumps({**body, **tools, "seed": seed}).encode()
+    url, headers = f"{target.url}/v1/chat/completions", _HEADERS.format(key=target.key)
     begun = time.perf_counter()
-    async with session.post(f"{target.url}/v1/chat/completions", data=data) as response:
+    async with await http.ask("POST", url, headers, data) as response:
         answer = await response.read()
     taken = time.perf_counter() - begun
     if response.status != 200 or f"word{tokens - 1}".encode() not in answer:

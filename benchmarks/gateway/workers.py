@@ -15,6 +15,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 
+import uvloop
+
 from babylon.core.api_keys import local_key
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
@@ -95,7 +97,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="per turn and gateway")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    asyncio.run(run(options.workers, options.requests, options.turns))
+    uvloop.run(run(options.workers, options.requests, options.turns))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -18,7 +18,8 @@ from pydantic import SecretStr
 
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
+from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_connections import EngineConnections, EngineResponse
 from babylon.serving.gateway.route_table import Target
 from tests.contract.checkpoints import CONTEXT
 from tests.ports import free_port
@@ -89,10 +90,7 @@ class EngineUnderTest:
 
     url: str
     http: aiohttp.ClientSession
-    client: EngineClient = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.client = EngineClient(self.http, self.url, SECRET)
+    client: EngineClient
 
     async def load(self, name: str, path: Path) -> str:
         await self.client.load(Target(name, 1, str(path)))
@@ -115,8 +113,8 @@ class EngineUnderTest:
     async def send(self, name: str, body: bytes, path: str = "/v1/chat/completions") -> Answer:
         """A request as the gateway sends it."""
         async with await self.client.call(path, body, name) as response:
-            text = await response.text()
-            if response.content_type != "text/event-stream":
+            text = (await response.read()).decode()
+            if text.startswith("{"):
                 return Answer(response.status, [json.loads(text)])
             events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
             bodies = [json.loads(event) for event in events if event != "[DONE]"]
@@ -129,13 +127,13 @@ class EngineUnderTest:
         body = asked(name, **{"prompt": prompt, "logprobs": 0, **fields})
         return await self.send(name, json.dumps(body).encode(), "/v1/completions")
 
-    async def begin(self, name: str, **fields: Any) -> aiohttp.ClientResponse:
+    async def begin(self, name: str, **fields: Any) -> EngineResponse:
         """A streamed chat whose first token has come."""
         body = asked(name, messages=HELLO, stream=True, **fields)
         path = "/v1/chat/completions"
         response = await self.client.call(path, json.dumps(body).encode(), name)
-        for _ in ("the role", "the first token"):
-            await response.content.readuntil(b"\n\n")
+        while response.begun.count(b"\n\n") < 2:  # the role, and the first token
+            response.begun += await response.readany()
         return response
 
 
@@ -206,13 +204,13 @@ def running_embedded() -> Iterator[str]:
 
 async def open_engine(url: str) -> AsyncIterator[EngineUnderTest]:
     async with aiohttp.ClientSession(
-        response_class=EngineResponse,
         timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
         headers={"Authorization": f"Bearer {SECRET}"},
     ) as http:
-        engine = EngineUnderTest(url, http)
-        await engine.client.policies()  # and where they answer
-        yield engine
+        with closing(EngineConnections()) as connections:
+            engine = EngineUnderTest(url, http, EngineClient(connections, url, SECRET))
+            await engine.client.policies()  # and where they answer
+            yield engine
 
 
 def _answers(url: str) -> bool:

@@ -92,9 +92,10 @@ async def test_unloaded_policy_finishes_what_it_has_begun_and_answers_nothing_mo
     await engine.client.unload(name)
     assert name not in await engine.cards()
     assert (await engine.chat(name)).status == 404
-    rest = (await begun.text()).split("\n\n")
+    rest = (begun.begun + await begun.read()).decode().split("\n\n")
     assert rest[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in rest[:-2]]
+    begun.close()
     assert Answer(200, chunks).finish_reason in ("stop", "length")
     assert (await engine.chat(other)).status == 200
     with pytest.raises(ServingError, match=name):

@@ -33,7 +33,8 @@ def left_behind(directory: Path, *numbers: int, torn: int = 0) -> None:
     segment = Segment.create(directory)
     segment.append([encode_record(call(number)) for number in numbers])
     segment.close()
-    with segment.path.open("ab") as file:
+    with segment.path.open("r+b") as file:
+        file.seek(segment.durable)
         file.write(encode_record(call(99))[:torn])
 
 

@@ -6,9 +6,8 @@ which ``x-model-version`` names. The answer ends after its call is on the disk.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
-import aiohttp
 import msgspec
 from fastapi import FastAPI
 
@@ -23,7 +22,8 @@ from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.dialects.messages import Messages, MessageTokens
 from babylon.serving.gateway.dialects.responses import Responses, ResponseTokens
 from babylon.serving.gateway.dialects.translation import TOKENIZE, Application, Dialects
-from babylon.serving.gateway.engine_client import EngineClient, EngineResponse
+from babylon.serving.gateway.engine_client import EngineClient
+from babylon.serving.gateway.engine_connections import EngineConnections
 from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
@@ -231,9 +231,9 @@ async def open_gateway(
     sessions = Sessions(store) if serving.recognise_sessions else None
     key_limits = KeyLimits(store, gateway_id)
     tracer = tracer_for(serving, gateway_id)
-    async with _engine_session() as session:
+    with closing(EngineConnections()) as connections:
         secret = engine_secret(home.root)
-        engine = EnginePool(EngineClient(session, one, secret) for one in engine_url.split(","))
+        engine = EnginePool(EngineClient(connections, one, secret) for one in engine_url.split(","))
         loader = PolicyLoader(store, engine, table, alias)
         follower = RouteFollower(
             *(store, loader, table, keys, recorder),
@@ -277,12 +277,3 @@ async def open_gateway(
             if tracer:
                 await tracer.close()
         await follower.leave()
-
-
-def _engine_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
-        response_class=EngineResponse,
-    )

@@ -8,7 +8,6 @@ import contextlib
 import secrets
 from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 
 from babylon.serving.gateway.arm_pins import ArmPins
@@ -24,6 +23,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineDownError, arriving_bytes
+from babylon.serving.gateway.engine_connections import EngineResponse
 from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.event_stream import StreamCut, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
@@ -38,7 +38,7 @@ from babylon.serving.gateway.telemetry.tracing import CallTracer
 from babylon.serving.openai_wire import RequestError, decode_object
 
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
-_BROKEN_OFF = (StreamCut, msgspec.DecodeError, aiohttp.ClientError, TimeoutError)
+_BROKEN_OFF = (StreamCut, msgspec.DecodeError, ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class CallHandler:
                 await self._record_interrupted(exchange, "the client left")
                 raise
         except _BROKEN_OFF as error:
-            reason = f"the engine's answer broke off ({error or type(error).__name__})"
+            reason = f"the engine's answer broke off ({str(error) or type(error).__name__})"
             await self._record_interrupted(exchange, reason)
             self.table.readiness.call_failed(exchange.assigned.target.name, reason)
             status = 504 if isinstance(error, TimeoutError) else 502
@@ -149,7 +149,7 @@ class CallHandler:
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 
     async def relay_error(
-        self, upstream: aiohttp.ClientResponse, response: Response, headers: Headers, name: str
+        self, upstream: EngineResponse, response: Response, headers: Headers, name: str
     ) -> None:
         """Relay the error of the engine that serves the policy ``name``.
 

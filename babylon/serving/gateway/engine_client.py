@@ -4,27 +4,22 @@ Calls go to the address that the engine gives for each policy: it may host sever
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 from urllib.parse import quote
 
-import aiohttp
 import msgspec
-import yarl
 from msgspec import Struct
 
 from babylon.core.errors import ServingError
+from babylon.serving.gateway.engine_connections import EngineConnections, EngineResponse
 from babylon.serving.gateway.route_table import Target
 from babylon.serving.openai_wire import error_message
 
-_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=600)
-_ASK_TIMEOUT = aiohttp.ClientTimeout(total=5)
-_BROKEN = aiohttp.ServerDisconnectedError, aiohttp.ClientOSError
+LOAD_S, ASK_S = 600.0, 5.0
 _AGAIN_S = 0.25
-_CALL_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
 FIRST_CHUNK_S, NEXT_CHUNK_S, PROBE_S = 120.0, 60.0, 30.0
 
-_JSON = {"Content-Type": "application/json"}
+_JSON = "Content-Type: application/json\r\n"
 
 
 class EngineDownError(ServingError):
@@ -45,26 +40,13 @@ class _Cards(Struct, frozen=True):
     data: list[_Card]
 
 
-class EngineResponse(aiohttp.ClientResponse):
-    """An engine's response. ``begun``: bytes read ahead; ``ended`` is called when it is closed."""
-
-    begun: bytes = b""
-    ended: Callable[[], None] = staticmethod(lambda: None)
-
-    async def __aexit__(self, *about: Any) -> None:
-        self.ended()
-        await super().__aexit__(*about)
-
-
 class EngineClient:
     """Loads and unloads policies of one engine with its secret, and calls them."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, secret: str = "") -> None:
-        self._session, self.url = session, url
-        self._control = {"Authorization": f"Bearer {secret}"}
-        self._call = _JSON | self._control
+    def __init__(self, connections: EngineConnections, url: str, secret: str = "") -> None:
+        self._connections, self.url = connections, url
+        self._headers = f"{_JSON}Authorization: Bearer {secret}\r\n"
         self._cards: dict[str, _Card] = {}
-        self._urls: dict[tuple[str, str], yarl.URL] = {}  # parsing a URL costs as much as sending
 
     def slots(self, name: str) -> int | None:
         """Return the number of calls that the engine samples together, ``None`` if unknown."""
@@ -74,22 +56,22 @@ class EngineClient:
     async def policies(self) -> frozenset[str]:
         """Return the names of the policies that are ready to answer."""
         try:
-            body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+            body = await self._ask("GET", "/v1/models", ASK_S)
         except EngineDownError as error:
-            if not isinstance(error.__cause__, _BROKEN):
+            if not isinstance(error.__cause__, ConnectionError):
                 raise  # it had its time, or says itself that it cannot answer
             await asyncio.sleep(_AGAIN_S)  # one connection that fails is no silence
-            body = await self._ask("GET", "/v1/models", _ASK_TIMEOUT)
+            body = await self._ask("GET", "/v1/models", ASK_S)
         self._cards = {card.id: card for card in msgspec.json.decode(body, type=_Cards).data}
         return frozenset(self._cards)
 
     async def load(self, target: Target) -> None:
         body = {"path": target.path, "version": target.policy_version}
-        answer = await self._ask("PUT", f"/policies/{quote(target.name)}", _LOAD_TIMEOUT, body)
+        answer = await self._ask("PUT", f"/policies/{quote(target.name)}", LOAD_S, body)
         self._cards[target.name] = msgspec.json.decode(answer, type=_Card)
 
     async def unload(self, name: str) -> None:
-        await self._ask("DELETE", f"/policies/{quote(name)}", _ASK_TIMEOUT)
+        await self._ask("DELETE", f"/policies/{quote(name)}", ASK_S)
 
     async def call_streamed(self, path: str, body: bytes, name: str) -> EngineResponse:
         """Send a call, and return with its first bytes, which ``arriving_bytes`` yields first.
@@ -102,8 +84,8 @@ class EngineClient:
             response = await self.call(path, body, name)
             if response.status == 200:
                 try:
-                    response.begun = await response.content.readany()
-                except aiohttp.ClientError as error:
+                    response.begun = await response.readany()
+                except ConnectionError as error:
                     response.close()
                     raise _down(self.url, error) from error
                 except BaseException:
@@ -124,13 +106,13 @@ class EngineClient:
         base = (card and card.url) or self.url
         if card and card.model and card.model != name:
             body = msgspec.json.encode({**msgspec.json.decode(body), "model": card.model})
-        headers = _JSON if card and card.foreign else self._call
+        headers = _JSON if card and card.foreign else self._headers
         try:
             try:
-                return await self._post(base, path, body, headers)
-            except _BROKEN:
-                return await self._post(base, path, body, headers)
-        except (aiohttp.ClientError, TimeoutError) as error:
+                return await self._connections.ask("POST", base + path, headers, body)
+            except ConnectionError:
+                return await self._connections.ask("POST", base + path, headers, body, fresh=True)
+        except OSError as error:
             raise _down(base, error) from error
 
     async def probe(self, name: str) -> None:
@@ -145,31 +127,23 @@ class EngineClient:
             async with asyncio.timeout(PROBE_S):
                 async with await self.call(path, msgspec.json.encode(asked), name) as response:
                     body = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except OSError as error:
             raise _down(self.url, error) from error
         if response.status >= 500 or response.status == 404:
             raise EngineDownError(f"the engine cannot answer for {name}: {error_message(body)}")
 
-    async def _post(
-        self, base: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> EngineResponse:
-        key = (base, path)
-        url = self._urls.get(key) or self._urls.setdefault(key, yarl.URL(base + path))
-        response = await self._session.post(url, data=body, headers=headers, timeout=_CALL_TIMEOUT)
-        assert isinstance(response, EngineResponse)  # the session's kind of response
-        return response
-
-    async def _ask(
-        self, method: str, path: str, timeout: aiohttp.ClientTimeout, body: object = None
-    ) -> bytes:
+    async def _ask(self, method: str, path: str, limit_s: float, body: object = None) -> bytes:
         """Send a request that is not a call. A refusal is a ``ServingError``."""
-        data = None if body is None else msgspec.json.encode(body)
+        data = b"" if body is None else msgspec.json.encode(body)
         try:
-            async with self._session.request(
-                method, self.url + path, data=data, timeout=timeout, headers=self._control
-            ) as response:
+            async with (
+                asyncio.timeout(limit_s),
+                await self._connections.ask(
+                    method, self.url + path, self._headers, data
+                ) as response,
+            ):
                 text = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except OSError as error:
             raise _down(self.url, error) from error
         if response.status == 503:
             raise EngineDownError(f"the engine cannot {method} {path} now: {error_message(text)}")
@@ -179,26 +153,20 @@ class EngineClient:
 
 
 async def arriving_bytes(response: EngineResponse) -> AsyncIterator[bytes]:
-    """Yield the bytes of a response as they arrive, first those that were read ahead.
+    """Yield the bytes of a streamed call as they arrive, first those that were read ahead.
 
     Raises:
-        TimeoutError: nothing arrived for ``FIRST_CHUNK_S``, later ``NEXT_CHUNK_S``.
+        ConnectionError: the answer broke off.
+        TimeoutError: nothing arrived for ``NEXT_CHUNK_S``.
     """
-    limit_s = FIRST_CHUNK_S
     if response.begun:
         yield response.begun
-        limit_s = NEXT_CHUNK_S
-    while True:
-        async with asyncio.timeout(limit_s):
-            data = await response.content.readany()
-        if not data:
-            return
+    while data := await response.readany(NEXT_CHUNK_S):
         yield data
-        limit_s = NEXT_CHUNK_S
 
 
 def _down(url: str, error: BaseException) -> EngineDownError:
     return EngineDownError(
-        f"the engine at {url} does not answer ({error or type(error).__name__}):"
+        f"the engine at {url} does not answer ({str(error) or type(error).__name__}):"
         " try again in a moment, or look at its log"
     )

@@ -16,10 +16,9 @@ from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 
-import aiohttp
-
 from babylon.core.errors import ServingError
-from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, EngineResponse
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
+from babylon.serving.gateway.engine_connections import EngineResponse
 from babylon.serving.gateway.readiness import FAILURES
 from babylon.serving.gateway.route_table import Target
 
@@ -269,7 +268,7 @@ async def _unless_down(
         return call.result()
     except BaseException:  # the answer may have come in the moment in which the client left
         call.cancel()
-        with suppress(asyncio.CancelledError, ServingError, TimeoutError, aiohttp.ClientError):
+        with suppress(asyncio.CancelledError, ServingError, OSError):
             (await call).close()
         raise
     finally:

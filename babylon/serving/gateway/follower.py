@@ -116,7 +116,7 @@ class RouteFollower:
             await remove_gateway(self._store, self._gateway)
 
     def _note_outage(self, error: Exception) -> None:
-        problem = f"the database does not respond ({error or type(error).__name__})"
+        problem = f"the database does not respond ({str(error) or type(error).__name__})"
         if self._table.route is None:
             self._table.readiness.note(Event.NO_DATABASE, problem)
         elif self._outage is None:

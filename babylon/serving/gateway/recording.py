@@ -1,7 +1,7 @@
 """Recording without loss: an answer ends after its call is on the disk.
 
-All waiting calls are written together with one sync (group commit), and each request waits for its
-own. ``Shipper`` moves the calls to Postgres, which may be down meanwhile. On a full disk,
+A thread writes all waiting calls together with one sync (group commit), and each request waits for
+its own. ``Shipper`` moves the calls to Postgres, which may be down meanwhile. On a full disk,
 ``lossless`` refuses calls, because training would never see them; ``available`` serves them and
 records the gap.
 """
@@ -11,21 +11,21 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from queue import Empty, SimpleQueue
 
 from babylon.core.settings import RecordingPolicy
 from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
-from babylon.serving.gateway.segments import Segment, encode_record
+from babylon.serving.gateway.segments import SEGMENT_BYTES, Segment, encode_record
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError
 from babylon.store.calls import RecordedCall, RecordingGap
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 8 * 2**20  # the most that is read again after a crash
 PROBE_S, PROBE_BYTES = 1.0, 2**16
 _Pending = tuple[bytes, "asyncio.Future[None]"]
 
@@ -43,11 +43,11 @@ class CallRecorder:
         self._shipper, self._directory = shipper, directory
         self._policy, self._gateway_id = policy, gateway_id
         self._segment: Segment | None = None
-        self._pending: list[_Pending] = []
+        self._waiting: SimpleQueue[_Pending | None] = SimpleQueue()  # None: the last
         self._unwritten = 0
-        self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="recorder")
+        self._prepared = self._threads.submit(Segment.create, directory)
 
     @property
     def recorded_until(self) -> datetime | None:
@@ -92,85 +92,90 @@ class CallRecorder:
             self._note_gap(str(error), call.call_id)
         return allowed
 
-    async def run(self) -> NoReturn:
-        while True:
-            if self.problem:
-                await self._probe()
-            await self._arrived.wait()
-            self._arrived.clear()
-            batch, self._pending = self._pending, []
-            if batch:
-                await self._write(batch)
+    async def run(self) -> None:
+        await self._loop.run_in_executor(self._threads, self._write_all)
 
     async def close(self) -> None:
         """Ship the remaining calls if the database answers; others stay for the next start."""
+        self._waiting.put(None)
+        self._threads.shutdown()
         if self._segment:
             self._segment.sealed = True
-        self._thread.shutdown()
+        with suppress(OSError):
+            self._prepared.result().remove()
         await self._shipper.close()
 
     async def _durable(self, record: bytes) -> None:
         durable: asyncio.Future[None] = self._loop.create_future()
-        self._pending.append((record, durable))
         self._unwritten += 1
-        self._arrived.set()
+        self._waiting.put((record, durable))
         try:
             await durable
         finally:
             self._unwritten -= 1
 
-    async def _write(self, batch: Sequence[_Pending]) -> None:
-        try:
-            segment = await self._current()
-            records = [record for record, _ in batch]
-            await self._loop.run_in_executor(self._thread, segment.append, records)
-        except OSError as error:
-            self._failed(error)
-        self._settle(batch)
-        self._shipper.wake()
+    def _write_all(self) -> None:
+        """Write what waits, group after group, in a thread of its own.
 
-    def _settle(self, batch: Sequence[_Pending]) -> None:
-        for _, durable in batch:
+        An executor's call for each group would cost as much again as the write. After an error, the
+        disk is tried with every group, and each ``PROBE_S``.
+        """
+        problem, last = None, False
+        while not last:
+            group = []
+            with suppress(Empty):
+                group.append(self._waiting.get(timeout=PROBE_S if problem else None))
+                while True:
+                    group.append(self._waiting.get_nowait())
+            calls = [one for one in group if one]
+            last = len(calls) < len(group)
+            try:
+                if problem:
+                    _try_to_write(self._directory)
+                if calls:
+                    self._current().append([record for record, _ in calls])
+                problem = None
+            except OSError as error:
+                problem = self._failed(error)
+            self._loop.call_soon_threadsafe(self._settle, calls, problem)
+
+    def _settle(self, calls: Sequence[_Pending], problem: str | None) -> None:
+        if problem and not self.problem:
+            log.error("%s", problem)
+        elif self.problem and not problem:
+            log.info("the disk takes calls again")
+            self.gap = None  # the next failure begins another gap
+        self.problem = problem
+        for _, durable in calls:
             if durable.done():  # the request was cancelled
                 continue
-            if self.problem:
-                durable.set_exception(_refusal(self.problem))
+            if problem:
+                durable.set_exception(_refusal(problem))
             else:
                 durable.set_result(None)
+        self._shipper.wake()
 
-    async def _current(self) -> Segment:
+    def _current(self) -> Segment:
+        """Return the segment to write to; prepare the next one."""
         if self._segment and self._segment.durable >= SEGMENT_BYTES:
             self._segment.sealed, self._segment = True, None
         if self._segment is None:
-            self._segment = await self._loop.run_in_executor(
-                self._thread, Segment.create, self._directory
-            )
+            try:
+                self._segment = self._prepared.result()
+            except OSError:  # perhaps long ago
+                self._segment = Segment.create(self._directory)
+            self._prepared = self._threads.submit(Segment.create, self._directory)
             self._shipper.add(self._segment)
         return self._segment
 
-    def _failed(self, error: OSError) -> None:
-        """Note the problem. After a failed sync the file's state is unknown, so it is sealed."""
+    def _failed(self, error: OSError) -> str:
+        """Return the problem. After a failed sync the file's state is unknown, so it is sealed."""
         if self._segment:
             self._segment.sealed, self._segment = True, None
-        self.problem = (
+        return (
             f"the disk of {self._directory} takes no calls ({error.strerror or error}):"
             " free it; RECORDING=available serves without recording"
         )
-        log.error("%s", self.problem)
-
-    async def _probe(self) -> None:
-        """Try to write until the disk takes something again."""
-        waiting, self._pending = self._pending, []
-        self._settle(waiting)
-        while self.problem:
-            try:
-                await self._loop.run_in_executor(self._thread, _try_to_write, self._directory)
-            except OSError:
-                await asyncio.sleep(PROBE_S)
-            else:
-                log.info("the disk takes calls again")
-                self.problem = None
-        self.gap = None  # the next failure begins another gap
 
     def _note_gap(self, reason: str, call_id: str) -> None:
         now = datetime.now(UTC)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 COMMIT_TIMEOUT_S = 5.0
-PORTION_BYTES = 2**17  # decoded at once, between requests
+PORTION_BYTES = 2**18  # read and decoded at once, between requests, and stored together
 GATHER_S = 0.1  # calls that arrive within it share a transaction
 LOOK_S = 5.0  # interval of the search for segments of dead gateways
 RETRY_S, LONGEST_RETRY_S = 0.25, 4.0

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import aiohttp
 import msgspec
 
 from babylon.serving.gateway.asgi import Receive, Response, Scope, read_body
@@ -38,6 +37,6 @@ async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response:
                         await calls.relay_error(upstream, response, [], name)
                     else:
                         await response.whole(await upstream.read())
-            except (EngineDownError, aiohttp.ClientError, TimeoutError) as error:
+            except (EngineDownError, OSError) as error:
                 reason = f"the engine did not count the tokens ({error}): try again"
                 raise RequestError(503, reason, code="unavailable") from error

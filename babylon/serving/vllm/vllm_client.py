@@ -124,7 +124,8 @@ class VllmClient:
             if isinstance(error, TimeoutError) and connected:
                 raise  # the server is busy
             raise VllmDownError(
-                f"the vLLM server at {self.url} does not answer ({error or type(error).__name__})"
+                f"the vLLM server at {self.url} does not answer"
+                f" ({str(error) or type(error).__name__})"
             ) from error
         if response.status >= 400:
             raise RequestError(response.status, error_message(text))

@@ -1,14 +1,16 @@
 """Destination of a call, and recipients of the home's secret."""
 
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
-import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, EngineResponse
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
+from babylon.serving.gateway.engine_connections import EngineConnections
 
 
 @pytest.fixture
@@ -32,13 +34,13 @@ async def engine() -> AsyncIterator[TestServer]:
 
 
 async def test_a_server_that_is_not_ours_does_not_see_the_secret(engine: TestServer) -> None:
-    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
-        client = EngineClient(session, str(engine.make_url("")).rstrip("/"), "secret")
+    with closing(EngineConnections()) as connections:
+        client = EngineClient(connections, str(engine.make_url("")).rstrip("/"), "secret")
         assert await client.policies() == {"own", "other"}
         seen: dict[str, Any] = {}
         for name in ("own", "other"):
             async with await client.call("/tokenize", b"{}", name) as response:
-                seen[name] = await response.json()
+                seen[name] = msgspec.json.decode(await response.read())
     assert seen == {"own": ["/tokenize", "Bearer secret"], "other": ["/elsewhere/tokenize", None]}
     assert (client.slots("own"), client.slots("other"), client.slots("unknown")) == (7, None, None)
 
@@ -57,10 +59,12 @@ async def test_one_connection_that_fails_is_no_silence(broken: int) -> None:
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        client = EngineClient(session, str(server.make_url("")).rstrip("/"))
+    async with TestServer(app) as server:
+        connections = EngineConnections()
+        client = EngineClient(connections, str(server.make_url("")).rstrip("/"))
         if broken == 1:
             assert await client.policies() == {"own"}
         else:
             with pytest.raises(EngineDownError):
                 await client.policies()
+        connections.close()

@@ -3,10 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 
-import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -14,12 +13,8 @@ from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ServingError
 from babylon.serving.gateway import engine_pool
-from babylon.serving.gateway.engine_client import (
-    EngineClient,
-    EngineDownError,
-    EngineResponse,
-    arriving_bytes,
-)
+from babylon.serving.gateway.engine_client import EngineClient, EngineDownError, arriving_bytes
+from babylon.serving.gateway.engine_connections import EngineConnections, EngineResponse
 from babylon.serving.gateway.engine_pool import EnginePool, in_order
 from babylon.serving.gateway.readiness import FAILURES
 from babylon.serving.gateway.route_table import Target
@@ -101,8 +96,8 @@ async def engines() -> AsyncIterator[list[Engine]]:
 
 @pytest.fixture
 async def pool(engines: list[Engine]) -> AsyncIterator[EnginePool]:
-    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
-        made = EnginePool(EngineClient(session, engine.url) for engine in engines)
+    with closing(EngineConnections()) as connections:
+        made = EnginePool(EngineClient(connections, engine.url) for engine in engines)
         made.keep([V1])
         yield made
 
@@ -200,8 +195,7 @@ async def test_an_engine_that_breaks_all_calls_gets_none_until_it_answers_the_ga
 async def test_a_call_leaves_an_engine_that_falls_silent_before_its_first_byte(
     engines: list[Engine], pool: EnginePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = aiohttp.ClientTimeout(total=0.2)
-    monkeypatch.setattr("babylon.serving.gateway.engine_client._ASK_TIMEOUT", limit)
+    monkeypatch.setattr("babylon.serving.gateway.engine_client.ASK_S", 0.2)
     await pool.load(V1)
     name = await answer(pool)
     first = next(one for one in engines if one.name == name)
@@ -244,8 +238,8 @@ async def test_a_load_needs_half_of_the_engines_and_waits_little_for_the_others(
 async def test_the_slots_of_a_single_engine_are_known_again_after_its_restart(
     engines: list[Engine],
 ) -> None:
-    async with aiohttp.ClientSession(response_class=EngineResponse) as session:
-        pool = EnginePool([EngineClient(session, "http://127.0.0.1:9")])
+    with closing(EngineConnections()) as connections:
+        pool = EnginePool([EngineClient(connections, "http://127.0.0.1:9")])
         with pytest.raises(EngineDownError):
             await pool.load(V1)
         pool.members[0].client.url = engines[0].url

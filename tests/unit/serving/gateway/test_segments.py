@@ -1,8 +1,17 @@
+import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from babylon.serving.gateway.segments import DAMAGED, TORN, Segment, abandoned, encode_record
+from babylon.serving.gateway.segments import (
+    DAMAGED,
+    SEGMENT_BYTES,
+    TORN,
+    Segment,
+    abandoned,
+    encode_record,
+)
 from tests.unit.serving.gateway.calls import call
 
 CALLS = [call(number, response="x" * number) for number in range(20)]
@@ -38,10 +47,12 @@ def test_records_come_back_equal_in_portions_of_any_size(tmp_path: Path, limit: 
 
 
 @pytest.mark.parametrize("cut", [1, 5, len(RECORDS[-1]) - 1])
-def test_a_torn_last_record_costs_no_other(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("zeros", [0, 5000])
+def test_a_torn_last_record_costs_no_other(tmp_path: Path, cut: int, zeros: int) -> None:
     path = written(tmp_path)
     with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - cut)
+        size = file.truncate(sum(map(len, RECORDS)) - cut)
+        file.truncate(size + zeros)
     (segment,) = abandoned(tmp_path)
     assert read_all(segment, 2**20) == (CALLS[:-1], TORN)
     segment.close()
@@ -73,7 +84,6 @@ def test_a_segment_of_a_living_process_is_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_records_that_do_not_fit_on_the_disk_leave_the_segment_as_it_was(tmp_path: Path) -> None:
-    import resource
 
     segment = Segment.create(tmp_path)
     segment.append(RECORDS[:3])
@@ -88,3 +98,28 @@ def test_records_that_do_not_fit_on_the_disk_leave_the_segment_as_it_was(tmp_pat
     segment.append(RECORDS[3:])
     assert read_all(segment, 2**20) == (CALLS, None)
     segment.remove()
+
+
+def test_a_segment_without_a_record_is_empty(tmp_path: Path) -> None:
+    Segment.create(tmp_path).close()
+    (segment,) = abandoned(tmp_path)
+    assert (segment.durable, segment.path.stat().st_size) == (0, SEGMENT_BYTES)
+    segment.remove()
+
+
+def test_a_file_that_was_never_finished_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.part").touch()
+    os.utime(tmp_path / "old.part", (0, 0))
+    assert not abandoned(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.part"]
+
+
+def test_a_page_that_the_disk_lost_is_damage(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(sum(map(len, RECORDS[:5])))
+        file.write(bytes(sum(map(len, RECORDS[5:12]))))
+    (segment,) = abandoned(tmp_path)
+    assert read_all(segment, 2**20) == (CALLS[:5], DAMAGED)
+    segment.close()
