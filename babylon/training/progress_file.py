@@ -19,9 +19,12 @@ from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from babylon.core.errors import BabylonError
 from babylon.core.failpoints import failpoint
@@ -30,7 +33,9 @@ from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.grpo.diagnostics import RecordState
+from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
+from babylon.training.grpo.shards import Change, divided, joined, local, whole, with_states
 from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 
@@ -91,11 +96,7 @@ class ProgressFile:
         if saved.get("digest") != self._digest:
             logger.info("%s belongs to another update and is ignored", path)
             return None
-        with torch.no_grad():
-            for name, parameter in self._trainable.tuned.items():
-                parameter.copy_(saved["weights"][name])
-        self._trainable.optimizer.load_state_dict(saved["optimizer"])
-        record: RecordState = saved["record"]
+        record: RecordState = self._divided(saved)
         logger.info(
             "the update resumes from %s: iteration %d, after %d of its train steps",
             path,
@@ -107,30 +108,61 @@ class ProgressFile:
     def save(self, state: RecordState) -> None:
         """Save weights, optimiser and ``state``, unless the last save is too recent.
 
-        All ranks hold the same, so the first one saves. Any number of ranks can resume from it.
+        The first rank decides and writes whole tensors, so any number of ranks can resume from
+        them. All ranks call this together, because each may hold a part.
         """
+        started = time.monotonic()
+        due = self._ranks.rank == 0 and started - self._ended >= PATIENCE * self._took
+        if not self._ranks.most(int(due)):
+            return
+        whole = self._whole(state)
         if self._ranks.rank:
             return
-        started = time.monotonic()
-        if started - self._ended < PATIENCE * self._took:
-            return
         try:
-            self._write(state)
+            self._write(whole)
         except OSError as error:  # a full disk: the update needs no journal unless it is killed
             logger.warning("the progress is not saved, a killed update would start over: %s", error)
         self._ended = time.monotonic()
         self._took = self._ended - started
 
-    def _write(self, state: RecordState) -> None:
+    def _whole(self, record: RecordState) -> dict[str, Any]:
+        """What is saved. Tensors that are divided among ranks are gathered on the host."""
+        tuned, optimizer = self._trainable.tuned, self._trainable.optimizer
+        if not any(isinstance(p, DTensor) for p in tuned.values()):
+            gather = _unchanged
+        else:
+
+            def gather(part: Tensor, like: Tensor) -> Tensor:
+                return whole(joined(local(part), like)).cpu()
+
+        parameters = list(tuned.values())
+        return {
+            "digest": self._digest,
+            "weights": {name: gather(p.detach(), p) for name, p in tuned.items()},
+            "optimizer": with_states(optimizer.state_dict(), parameters, gather),
+            "record": record | {"kept": _kept(record["kept"], parameters, gather)},
+        }
+
+    def _divided(self, saved: dict[str, Any]) -> RecordState:
+        """Put a saved state into force, and return its record. A rank takes its part of both."""
+        tuned, record = self._trainable.tuned, saved["record"]
+        with torch.no_grad():
+            for name, parameter in tuned.items():
+                local(parameter).copy_(local(divided(saved["weights"][name], parameter)))
+        parameters = list(tuned.values())
+        moments = with_states(saved["optimizer"], parameters, divided)
+        self._trainable.optimizer.load_state_dict(moments)
+
+        def part(value: Tensor, like: Tensor) -> Tensor:
+            return local(divided(value, like)).cpu()
+
+        divide = part if isinstance(parameters[0], DTensor) else _unchanged
+        return dict(record | {"kept": _kept(record["kept"], parameters, divide)})
+
+    def _write(self, saved: dict[str, Any]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         failpoint("progress.before")
         temporary = self._directory / f"{PROGRESS_FILE}.{os.getpid()}"
-        saved = {
-            "digest": self._digest,
-            "weights": {name: p.detach() for name, p in self._trainable.tuned.items()},
-            "optimizer": self._trainable.optimizer.state_dict(),
-            "record": state,
-        }
         with written(temporary):
             save_tensors(saved, temporary)
             sync(temporary)
@@ -158,3 +190,18 @@ class ProgressFile:
                 publish(self._home, self._directory)
         except BabylonError as error:  # the update itself goes well
             logger.warning("the progress stays on this machine: %s", error)
+
+
+def _unchanged(value: Tensor, like: Tensor) -> Tensor:
+    return value
+
+
+def _kept(kept: Kept | None, parameters: Sequence[Tensor], change: Change) -> Kept | None:
+    """The kept state of a record with other tensors."""
+    if kept is None:
+        return None
+    weights = [change(v, p) for v, p in zip(kept["weights"], parameters, strict=True)]
+    return kept | {
+        "weights": weights,
+        "optimizer": with_states(kept["optimizer"], parameters, change),
+    }

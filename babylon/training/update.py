@@ -19,6 +19,7 @@ from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.preferences.objective import SCORES_ONLY, Preferences, learn
+from babylon.training.processes.shard import sharded
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
@@ -29,6 +30,7 @@ from babylon.training.trainable import (
     TuningOptions,
     load_trainable,
     save_checkpoint,
+    whole_state,
 )
 from babylon.training.update_result import Excluded, Update, update_of
 
@@ -70,7 +72,14 @@ def update_checkpoint(
         ModelError: the parent or a behaviour policy does not load.
     """
     # the rate is set with every step
-    trainable = load_trainable(parent, tuning, 0.0, transfer_layers, options, optimizer, base)
+    # bitsandbytes has no moments that ranks could divide
+    shards = ranks.size > 1 and tuning == "full" and options.optimizer == "adamw"
+    device = "cpu" if shards else None  # a part goes to the GPU
+    trainable = load_trainable(
+        parent, tuning, 0.0, transfer_layers, options, optimizer, base, device
+    )
+    if shards:
+        trainable = sharded(trainable, options, ranks)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)
@@ -103,9 +112,10 @@ def update_checkpoint(
             progress=progress,
             ranks=ranks,
         )
+    after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
+    state = whole_state(trainable)
     if ranks.rank == 0:
-        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
-        save_checkpoint(trainable, target, after)
+        save_checkpoint(trainable, target, after, state)
         _remove(journal)
     return update_of(learnt, excluded)
 

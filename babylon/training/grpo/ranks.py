@@ -102,9 +102,9 @@ def logprobs_of_tree(fitting: FittingForward, tree: PrefixTree, ranks: Ranks) ->
     weight = next(fitting.forward.model.parameters())
     dtype = torch.promote_types(weight.dtype, torch.float32)
     table = torch.zeros(int(tree.offsets[-1]), dtype=dtype, device=weight.device)
-    if own:
-        part = tree.only(own)
-        places = torch.from_numpy(flat_places(tree.offsets, own)).to(weight.device)
-        table[places] = fitting.run(lambda forward: forward.logprobs(part).logprobs)
+    part = tree.only(own) if own else None
+    found = fitting.run(lambda forward: part and forward.logprobs(part).logprobs)
+    if found is not None:
+        table[torch.from_numpy(flat_places(tree.offsets, own)).to(weight.device)] = found
     ranks.add(table)
     return table

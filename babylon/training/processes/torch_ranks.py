@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 _BUCKET = 2**26  # values that one message sums: 256 MiB of fp32
 
@@ -28,8 +29,11 @@ class TorchRanks:
         dist.all_reduce(values)
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Replace each ``.grad`` by its sum over all ranks. None counts as zeros."""
-        for bucket in _buckets(parameters):
+        """Replace each ``.grad`` by its sum over all ranks. None counts as zeros.
+
+        FSDP2 has summed those of sharded parameters in the backward passes.
+        """
+        for bucket in _buckets([p for p in parameters if not isinstance(p, DTensor)]):
             grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in bucket]
             flat = torch.cat([grad.flatten() for grad in grads])
             dist.all_reduce(flat)
