@@ -229,6 +229,10 @@ class TrainingSettings(Group):
     """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
     its own. 0: one for each GPU that the worker sees.
     """
+    nodes: int = _env(1, "TRAIN_NODES", ge=1)
+    """Number of machines that share an update, with `TRAIN_PROCESSES` each."""
+    rendezvous: str | None = _env(None, "TRAIN_RENDEZVOUS", pattern=r"^[\w.-]+:\d+$")
+    """`host:port` of the machine whose worker runs the update, where the other machines meet it."""
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
     """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
     anchor_rate: float = _env(0.1, "ANCHOR_RATE", ge=0, le=1)
@@ -272,6 +276,15 @@ class TrainingSettings(Group):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _machines_meet_somewhere(self) -> Self:
+        if self.nodes > 1 and not self.rendezvous:
+            raise ValueError(
+                f"TRAIN_NODES={self.nodes} without TRAIN_RENDEZVOUS: name host and port of the"
+                " machine whose worker runs the update, for example 10.0.0.5:29400"
             )
         return self
 

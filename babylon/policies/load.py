@@ -96,9 +96,7 @@ def quiet_ranks() -> Iterator[None]:
         yield
 
 
-def _full(
-    path: str, precision: Precision = "fp32", device: str | None = None
-) -> PreTrainedModel:
+def _full(path: str, precision: Precision = "fp32", device: str | None = None) -> PreTrainedModel:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     options: dict[str, object] = {}

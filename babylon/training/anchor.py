@@ -6,8 +6,8 @@ The penalty pulls a policy back to where it was about ``1 / rate`` updates ago. 
 (rate 0) stops learning once the policy has moved as far as the penalty allows; the parent itself
 (rate 1) would only slow it down. Source: WARP (Ramé et al. 2024, arXiv 2406.16768, section 3.1).
 
-Each rank of a sharded policy holds its own part. The anchor is saved in the checkpoint. A policy that is not promoted takes its anchor with it. A
-line without one begins with its parent's weights.
+The anchor is saved in the checkpoint. A policy that is not promoted takes its anchor with it. A
+line without one begins with its parent's weights. A rank of several holds its part of the anchor.
 """
 
 from collections.abc import Iterator, Mapping

@@ -84,11 +84,29 @@ class ProgressFile:
 
         Return None if nothing was saved, or if the file belongs to another update.
         """
+        saved = self._read()
+        # Ranks of other machines read another copy. A save may not have reached them.
+        at = 1 + 10**6 * saved["record"]["iteration"] + saved["record"]["step"] if saved else 0
+        if self._ranks.most(at) != -self._ranks.most(-at):
+            logger.warning("the machines have saved different steps: the update starts over")
+            return None
+        if saved is None:
+            return None
+        record: RecordState = self._divided(saved)
+        logger.info(
+            "the update resumes from %s: iteration %d, after %d of its train steps",
+            self._directory / PROGRESS_FILE,
+            record["iteration"],
+            record["step"],
+        )
+        return record
+
+    def _read(self) -> dict[str, Any] | None:
         path = self._directory / PROGRESS_FILE
         if not path.exists():
             return None
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, UnpicklingError) as error:
             # start over: raising would fail every retry of the update
             logger.warning("%s cannot be read, the update starts over: %s", path, error)
@@ -96,14 +114,7 @@ class ProgressFile:
         if saved.get("digest") != self._digest:
             logger.info("%s belongs to another update and is ignored", path)
             return None
-        record: RecordState = self._divided(saved)
-        logger.info(
-            "the update resumes from %s: iteration %d, after %d of its train steps",
-            path,
-            record["iteration"],
-            record["step"],
-        )
-        return record
+        return saved
 
     def save(self, state: RecordState) -> None:
         """Save weights, optimiser and ``state``, unless the last save is too recent.

@@ -28,6 +28,7 @@ from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.last_known import LastKnownFile
 from babylon.serving.gateway.limits import CallLimits
@@ -263,6 +264,8 @@ async def open_gateway(
         work = [*background, owners.run(), traces.run(), *routes]
         if sessions:
             work.append(sessions.run())
+        if home.store:
+            work.append(Handover(home, shipper).run())
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]

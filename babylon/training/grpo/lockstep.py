@@ -53,7 +53,9 @@ class Lockstep:
 
     together = True
 
-    def __init__(self, root: nn.Module, add: Callable[[Tensor], None], device: torch.device) -> None:
+    def __init__(
+        self, root: nn.Module, add: Callable[[Tensor], None], device: torch.device
+    ) -> None:
         self._root, self._add, self._device = root, add, device
         self._idles = False
 
