@@ -158,7 +158,7 @@ def plan(fleet: Fleet, costs: UnitCosts) -> list[Part]:
             needed=learned * costs.trained_token_s / 3600,
             unit="devices",
             bound=1,
-            then="TRAIN_PROCESSES, up to the GPUs of a machine; beyond it, raise MAX_DROPOUT",
+            then="TRAIN_PROCESSES, then TRAIN_NODES, or a larger MAX_DROPOUT",
         ),
         Part(
             name="judge",

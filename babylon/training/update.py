@@ -19,7 +19,7 @@ from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.preferences.objective import SCORES_ONLY, Preferences, learn
-from babylon.training.processes.shard import sharded
+from babylon.training.processes.shard import load_share
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
@@ -28,7 +28,6 @@ from babylon.training.trainable import (
     TransferLayers,
     Tuning,
     TuningOptions,
-    load_trainable,
     save_checkpoint,
     whole_state,
 )
@@ -72,14 +71,7 @@ def update_checkpoint(
         ModelError: the parent or a behaviour policy does not load.
     """
     # the rate is set with every step
-    # bitsandbytes has no moments that ranks could divide
-    shards = ranks.size > 1 and tuning == "full" and options.optimizer == "adamw"
-    device = "cpu" if shards else None  # a part goes to the GPU
-    trainable = load_trainable(
-        parent, tuning, 0.0, transfer_layers, options, optimizer, base, device
-    )
-    if shards:
-        trainable = sharded(trainable, options, ranks)
+    trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)

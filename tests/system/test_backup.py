@@ -372,7 +372,7 @@ async def test_a_backup_holds_what_only_the_object_store_holds_and_goes_into_ano
     assert not (here.models / "tiny").exists()
     manifest = await back_up(replace(store, home=here), tmp_path / "backup")
     assert manifest.problems == []
-    assert not (tmp_path / "backup" / "home" / "checkpoints").exists()
+    assert not (tmp_path / "backup" / "home" / "checkpoints" / "progress").exists()
     restored = Home(tmp_path / "new", second)
     await restore(target.database, restored, tmp_path / "backup")
     third = Home(tmp_path / "a third machine", second)

@@ -1,6 +1,7 @@
 """Divide a model and its optimiser among the ranks with FSDP2, for full fine-tuning."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -12,7 +13,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from babylon.training.grpo.lockstep import LOCKSTEP, Lockstep
 from babylon.training.grpo.ranks import Ranks
 from babylon.training.grpo.shards import divided, with_states
-from babylon.training.trainable import Trainable, TuningOptions, new_optimizer
+from babylon.training.trainable import (
+    SharedBase,
+    Trainable,
+    TransferLayers,
+    Tuning,
+    TuningOptions,
+    load_trainable,
+    new_optimizer,
+)
 
 
 class _Root(nn.Module):
@@ -26,7 +35,24 @@ class _Root(nn.Module):
         return one()  # type: ignore[operator]
 
 
-def sharded(trainable: Trainable, options: TuningOptions, ranks: Ranks) -> Trainable:
+def load_share(
+    parent: Path | str,
+    tuning: Tuning,
+    layers: TransferLayers,
+    options: TuningOptions,
+    optimizer: str | None,
+    base: SharedBase | None,
+    ranks: Ranks,
+) -> Trainable:
+    """Load a parent as ``load_trainable``. Several ranks that tune all weights divide them."""
+    # bitsandbytes has no moments that ranks could divide
+    shards = ranks.size > 1 and tuning == "full" and options.optimizer == "adamw"
+    device = "cpu" if shards else None  # only a part goes to the GPU
+    whole = load_trainable(parent, tuning, 0.0, layers, options, optimizer, base, device)
+    return _divided(whole, options, ranks) if shards else whole
+
+
+def _divided(trainable: Trainable, options: TuningOptions, ranks: Ranks) -> Trainable:
     """Keep this rank's part of weights and moments, on its own device, and free the others."""
     model, state = trainable.model, trainable.optimizer.state_dict()
     rate = trainable.optimizer.param_groups[0]["lr"]
