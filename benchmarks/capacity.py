@@ -173,7 +173,7 @@ def plan(fleet: Fleet, costs: UnitCosts) -> list[Part]:
             load=f"{16 * BATCH:,} worlds an hour",
             needed=1,
             unit="device",
-            bound=1,
+            bound=math.inf,  # of agents: its load stays
             then="nothing: the gate does not grow with the fleet",
         ),
     ]

@@ -279,15 +279,6 @@ class TrainingSettings(Group):
             )
         return self
 
-    @model_validator(mode="after")
-    def _machines_meet_somewhere(self) -> Self:
-        if self.nodes > 1 and not self.rendezvous:
-            raise ValueError(
-                f"TRAIN_NODES={self.nodes} without TRAIN_RENDEZVOUS: name host and port of the"
-                " machine whose worker runs the update, for example 10.0.0.5:29400"
-            )
-        return self
-
     @property
     def effective_learning_rate(self) -> float:
         """The original's defaults: 1e-6 for full fine-tuning, 1e-5 for LoRA."""

@@ -54,6 +54,7 @@ async def restore(database: DatabaseSettings, home: Home, source: Path) -> Manif
                     os.rename(path, home.root / path.name)
         finally:
             await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        # after the rows: a restore that fails leaves the store as it was
         await asyncio.to_thread(publish_files, home)
         await migrate(address)
     return manifest

@@ -261,11 +261,9 @@ async def open_gateway(
         traces = TraceReceiver(store, plays, keys, key_limits)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
-        work = [*background, owners.run(), traces.run(), *routes]
-        if sessions:
-            work.append(sessions.run())
-        if home.store:
-            work.append(Handover(home, shipper).run())
+        others = [sessions, Handover(home, shipper) if home.store else None]
+        optional = [one.run() for one in others if one]
+        work = [*background, owners.run(), traces.run(), *routes, *optional]
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]
