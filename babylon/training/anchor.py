@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from babylon.training.grpo.shards import divided, joined, local, whole
+from babylon.training.grpo.shards import collected, divided, local
 from babylon.training.trainable import Trainable
 
 ANCHOR_FILE = "anchor.pt"
@@ -50,12 +50,14 @@ def in_force(trainable: Trainable, anchor: Mapping[str, Tensor]) -> Iterator[Non
         _set(trainable, own)
 
 
-def moved(anchor: Mapping[str, Tensor], trainable: Trainable, rate: float) -> dict[str, Tensor]:
-    """Return the whole anchor of the next update, on the host. All ranks call this together."""
+def moved(
+    anchor: Mapping[str, Tensor], trainable: Trainable, rate: float, *, first: bool
+) -> dict[str, Tensor]:
+    """Return the anchor of the next update, to the ``first`` of the ranks that call this."""
 
     def of(value: Tensor, weight: Tensor) -> Tensor:
         part = torch.lerp(value, local(weight.detach()).to(value), rate)
-        return whole(joined(part, weight)).cpu()
+        return collected(part, weight, first=first)
 
     return {name: of(value, trainable.tuned[name]) for name, value in anchor.items()}
 

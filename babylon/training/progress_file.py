@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -35,7 +36,7 @@ from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.grpo.diagnostics import RecordState
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
-from babylon.training.grpo.shards import Change, divided, joined, local, whole, with_states
+from babylon.training.grpo.shards import Change, collected, divided, local, with_states
 from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 
@@ -137,15 +138,9 @@ class ProgressFile:
         self._took = self._ended - started
 
     def _whole(self, record: RecordState) -> dict[str, Any]:
-        """What is saved. Tensors that are divided among ranks are gathered on the host."""
+        """What is saved. The first rank gets tensors that are divided among all of them."""
         tuned, optimizer = self._trainable.tuned, self._trainable.optimizer
-        if not any(isinstance(p, DTensor) for p in tuned.values()):
-            gather = _unchanged
-        else:
-
-            def gather(part: Tensor, like: Tensor) -> Tensor:
-                return whole(joined(local(part), like)).cpu()
-
+        gather = partial(collected, first=self._ranks.rank == 0)
         parameters = list(tuned.values())
         return {
             "digest": self._digest,
@@ -163,12 +158,7 @@ class ProgressFile:
         parameters = list(tuned.values())
         moments = with_states(saved["optimizer"], parameters, divided)
         self._trainable.optimizer.load_state_dict(moments)
-
-        def part(value: Tensor, like: Tensor) -> Tensor:
-            return local(divided(value, like)).cpu()
-
-        divide = part if isinstance(parameters[0], DTensor) else _unchanged
-        return dict(record | {"kept": _kept(record["kept"], parameters, divide)})
+        return dict(record | {"kept": _kept(record["kept"], parameters, _part)})
 
     def _write(self, saved: dict[str, Any]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -203,8 +193,8 @@ class ProgressFile:
             logger.warning("the progress stays on this machine: %s", error)
 
 
-def _unchanged(value: Tensor, like: Tensor) -> Tensor:
-    return value
+def _part(value: Tensor, like: Tensor) -> Tensor:
+    return local(divided(value, like)).cpu() if isinstance(like, DTensor) else value
 
 
 def _kept(kept: Kept | None, parameters: Sequence[Tensor], change: Change) -> Kept | None:

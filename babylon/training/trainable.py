@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
@@ -42,7 +43,7 @@ from babylon.core.failpoints import failpoint
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.policies.load import Precision, is_adapter, load_policy, quiet_ranks
-from babylon.training.grpo.shards import whole, with_states
+from babylon.training.grpo.shards import collected, with_states
 from babylon.training.resize_adapter import resized
 
 TransferLayers = Literal["all", "attention", "ffn"]
@@ -222,8 +223,8 @@ class WholeState:
     optimizer: dict[str, Any]
 
 
-def whole_state(trainable: Trainable) -> WholeState:
-    """Weights and optimiser, on the host if each rank holds a part. All ranks call this together.
+def whole_state(trainable: Trainable, *, first: bool = True) -> WholeState:
+    """Weights and optimiser. All ranks call this together, and the ``first`` gets what is divided.
 
     Tensors are gathered one at a time, so a device needs room for the largest one.
     """
@@ -233,9 +234,9 @@ def whole_state(trainable: Trainable) -> WholeState:
         return WholeState(None, state)
     tied = dict(model.named_parameters(remove_duplicate=False))
     buffers = {n: v for n, v in model.state_dict().items() if n not in tied}
-    found = {name: whole(v.detach()).cpu() for name, v in (weights | buffers).items()}
-    parameters = list(trainable.tuned.values())
-    return WholeState(found, with_states(state, parameters, lambda value, _: whole(value).cpu()))
+    gather = partial(collected, first=first)
+    found = {name: gather(v.detach(), v) for name, v in (weights | buffers).items()}
+    return WholeState(found, with_states(state, list(trainable.tuned.values()), gather))
 
 
 def save_checkpoint(

@@ -104,9 +104,10 @@ def update_checkpoint(
             progress=progress,
             ranks=ranks,
         )
-    after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
-    state = whole_state(trainable)
-    if ranks.rank == 0:
+    first, rate = ranks.rank == 0, config.anchor_rate
+    after = {ANCHOR_FILE: moved(anchor, trainable, rate, first=first)} if anchor else None
+    state = whole_state(trainable, first=first)
+    if first:
         save_checkpoint(trainable, target, after, state)
         _remove(journal)
     return update_of(learnt, excluded)

@@ -1,7 +1,7 @@
 """Tensors of which each rank holds a part (DTensor), and whole ones. Others stay as they are.
 
 ``like`` is the parameter that a tensor belongs to, such as a moment. All ranks call ``whole``
-together.
+together, and ``collected`` too.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,6 +35,17 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+def collected(value: Tensor, like: Tensor, *, first: bool) -> Tensor:
+    """A whole tensor on the host of the ``first`` rank, and an empty one on the others.
+
+    One that is not divided stays as it is.
+    """
+    if not isinstance(like, DTensor):
+        return value
+    found = whole(joined(local(value), like))
+    return found.cpu() if first else found.new_empty(0)
 
 
 def divided(value: Tensor, like: Tensor) -> Tensor:
