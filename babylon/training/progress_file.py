@@ -146,7 +146,7 @@ class ProgressFile:
             "digest": self._digest,
             "weights": {name: gather(p.detach(), p) for name, p in tuned.items()},
             "optimizer": with_states(optimizer.state_dict(), parameters, gather),
-            "record": record | {"kept": _kept(record["kept"], parameters, gather)},
+            "record": _changed(record, parameters, gather),
         }
 
     def _divided(self, saved: dict[str, Any]) -> RecordState:
@@ -158,7 +158,7 @@ class ProgressFile:
         parameters = list(tuned.values())
         moments = with_states(saved["optimizer"], parameters, divided)
         self._trainable.optimizer.load_state_dict(moments)
-        return dict(record | {"kept": _kept(record["kept"], parameters, _part)})
+        return _changed(record, parameters, _part)
 
     def _write(self, saved: dict[str, Any]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -197,12 +197,11 @@ def _part(value: Tensor, like: Tensor) -> Tensor:
     return local(divided(value, like)).cpu() if isinstance(like, DTensor) else value
 
 
-def _kept(kept: Kept | None, parameters: Sequence[Tensor], change: Change) -> Kept | None:
-    """The kept state of a record with other tensors."""
+def _changed(record: RecordState, parameters: Sequence[Tensor], change: Change) -> RecordState:
+    """A record whose kept state, if it has one, has other tensors."""
+    kept: Kept | None = record.get("kept")
     if kept is None:
-        return None
+        return record
     weights = [change(v, p) for v, p in zip(kept["weights"], parameters, strict=True)]
-    return kept | {
-        "weights": weights,
-        "optimizer": with_states(kept["optimizer"], parameters, change),
-    }
+    moments = with_states(kept["optimizer"], parameters, change)
+    return record | {"kept": kept | {"weights": weights, "optimizer": moments}}
