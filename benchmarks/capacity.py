@@ -158,7 +158,7 @@ def plan(fleet: Fleet, costs: UnitCosts) -> list[Part]:
             needed=learned * costs.trained_token_s / 3600,
             unit="devices",
             bound=1,
-            then="TRAIN_PROCESSES, up to the GPUs of a machine; beyond it, raise MAX_DROPOUT",
+            then="TRAIN_PROCESSES, then TRAIN_NODES, or a larger MAX_DROPOUT",
         ),
         Part(
             name="judge",
@@ -173,7 +173,7 @@ def plan(fleet: Fleet, costs: UnitCosts) -> list[Part]:
             load=f"{16 * BATCH:,} worlds an hour",
             needed=1,
             unit="device",
-            bound=1,
+            bound=math.inf,  # of agents: its load stays
             then="nothing: the gate does not grow with the fleet",
         ),
     ]

@@ -204,6 +204,7 @@ def memory_plan(
         layers=training.transfer_layers,
         options=tuning_options(training),
         context=context,
+        ranks=max(1, training.processes) * training.nodes,
     )
     values: dict[str, object] = {
         f"{name}_gib": round(value / GIB, 2) for name, value in asdict(plan).items()

@@ -130,6 +130,27 @@ def worker(
     asyncio.run(RemoteWorker(settings, pool).run())
 
 
+@app.command()
+def lend(
+    number: Annotated[int, typer.Option(min=1, help="This machine's number among TRAIN_NODES.")],
+) -> None:
+    """Lend this machine's processes to the updates of another one, at TRAIN_RENDEZVOUS."""
+    import signal
+    import sys
+
+    import torch
+
+    from babylon.training.processes.launch import lend_processes
+    from babylon.training.processes.nodes import Nodes
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the processes end with this one
+    settings = load_settings()
+    training = settings.training
+    processes = training.processes or torch.cuda.device_count() or 1
+    nodes = Nodes(training.nodes, training.rendezvous or "", number)
+    lend_processes(settings.home, processes, nodes)
+
+
 def _show(statuses: list[dict[str, Any]], json: bool, **more: object) -> None:
     if json:
         print_json({"services": statuses, **more})

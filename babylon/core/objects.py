@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 import uuid
@@ -45,6 +46,7 @@ PART = 4 * 2**20  # bytes that are read in one request, which has ``REQUEST_S``
 PARALLEL = 6
 REQUEST_S, CONNECT_S, RETRY_S = 60.0, 5.0, 60.0
 TRIES, PAUSE_S = 4, 0.2  # of a read whose bytes are wrong or break off
+_CONTENT = re.compile("[0-9a-f]{64}")  # name of a directory's file
 KEEP_S = 600.0  # a copy that was used this lately may be read at this moment
 
 
@@ -203,6 +205,37 @@ def exists(home: Home, path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def copy_stored(home: Home, directory: Path, target: Path) -> None:
+    """Copy a directory of the home from the store, apart from files that ``target`` has already.
+
+    Raises:
+        ArtifactError: The store does not answer, or sends other bytes than were written.
+    """
+    if not home.store:
+        return
+    store, within = _store(home.store), _key(home, directory)
+    try:
+        keys = [one["path"] for chunk in obstore.list(store, within) for one in chunk]
+        whole = {key.rpartition("/")[0] for key in keys if key.endswith(f"/{MANIFEST}")}
+        for key in keys:
+            parent, _, name = key.rpartition("/")
+            if name == MANIFEST:
+                text = read(home, home.root / key)
+                for file in msgspec.json.decode(text, type=_Manifest).files:
+                    path = _inside(target / parent, file.path)
+                    if not path.exists():
+                        _receive(store, f"{parent}/{file.sha256}", file, path)
+                continue
+            path, part = target / key, parent in whole or _CONTENT.fullmatch(name)
+            if not part and not path.exists():
+                make_directory(path.parent)
+                path.write_bytes(read(home, home.root / key))
+    except BaseError as error:
+        raise ArtifactError(
+            f"{within} cannot be read from {home.store} ({_short(error)}){_REMEDY}"
+        ) from error
 
 
 def changed_at(home: Home, path: Path) -> float:

@@ -229,6 +229,10 @@ class TrainingSettings(Group):
     """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
     its own. 0: one for each GPU that the worker sees.
     """
+    nodes: int = _env(1, "TRAIN_NODES", ge=1)
+    """Number of machines that share an update, with `TRAIN_PROCESSES` each."""
+    rendezvous: str | None = _env(None, "TRAIN_RENDEZVOUS", pattern=r"^[\w.-]+:\d+$")
+    """`host:port` of the machine whose worker runs the update, where the other machines meet it."""
     kl_penalty: float = _env(0.0, "KL_PENALTY", ge=0)
     """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
     anchor_rate: float = _env(0.1, "ANCHOR_RATE", ge=0, le=1)

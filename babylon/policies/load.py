@@ -48,15 +48,20 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def load_policy(
-    path: str | Path, *, frozen: bool = False, precision: Precision = "fp32"
+    path: str | Path,
+    *,
+    frozen: bool = False,
+    precision: Precision = "fp32",
+    device: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a policy in eval mode, on the GPU if there is one, and its tokenizer.
+    """Load a policy in eval mode, and its tokenizer.
 
     Args:
         path: a directory or a Hugging Face id.
         frozen: the caller does not change the weights, so other policies can share them.
         precision: of a full model's weights, except its head, which is fp32. "nf4" keeps 4 bits a
             weight of its linear layers (QLoRA, arXiv 2305.14314, section 3) with bitsandbytes.
+        device: of a policy that is not frozen. None: the GPU if there is one.
 
     Raises:
         ModelError: nothing loads from ``path``.
@@ -65,9 +70,11 @@ def load_policy(
         if is_adapter(path):
             config = PeftConfig.from_pretrained(str(path))
             config.base_model_name_or_path = adapter_base(str(path))
-            model = _merged(str(path), config, frozen)
+            model = _merged(str(path), config, frozen, device)
+        elif frozen:
+            model = _sharing(_shared_base(str(path)))
         else:
-            model = _sharing(_shared_base(str(path))) if frozen else _full(str(path), precision)
+            model = _full(str(path), precision, device)
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except Exception as error:  # four libraries read these files, and raise many types
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
@@ -89,8 +96,8 @@ def quiet_ranks() -> Iterator[None]:
         yield
 
 
-def _full(path: str, precision: Precision = "fp32") -> PreTrainedModel:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def _full(path: str, precision: Precision = "fp32", device: str | None = None) -> PreTrainedModel:
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     options: dict[str, object] = {}
     if precision == "nf4":
@@ -107,12 +114,14 @@ def _full(path: str, precision: Precision = "fp32") -> PreTrainedModel:
     return model  # in eval mode, by from_pretrained
 
 
-def _merged(path: str, config: PeftConfig, frozen: bool) -> PreTrainedModel:
+def _merged(
+    path: str, config: PeftConfig, frozen: bool, device: str | None = None
+) -> PreTrainedModel:
     base = str(config.base_model_name_or_path)
     overwrites = getattr(config, "bias", "none") != "none"  # the adapter replaces base biases
     if not frozen or overwrites:
         with quiet_ranks():
-            merged = PeftModel.from_pretrained(_full(base), path).merge_and_unload()
+            merged = PeftModel.from_pretrained(_full(base, device=device), path).merge_and_unload()
         return cast(PreTrainedModel, merged.eval())
     shared = _shared_base(base)
     with quiet_ranks():

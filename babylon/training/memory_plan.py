@@ -13,6 +13,7 @@ import torch
 from peft import get_peft_model
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from babylon.core.errors import ModelError
 from babylon.policies.load import quiet_ranks
@@ -69,6 +70,7 @@ def plan_memory(
     context: int,
     portion: int = CUDA_PORTION_TOKENS,
     recompute: bool = False,
+    ranks: int = 1,
 ) -> MemoryPlan:
     """The plan of an update on CUDA, where matrix products are bf16.
 
@@ -76,6 +78,7 @@ def plan_memory(
         context: tokens of the longest call.
         portion: tokens whose activations are in memory at once.
         recompute: activations are recomputed in the backward pass, for a third more time.
+        ranks: processes with a device each. They divide the weights if all of them are tuned.
     """
     with torch.device("meta"):  # names and shapes without data, so that 70B models can be counted
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -88,10 +91,12 @@ def plan_memory(
             tune_only(model, layers)
     tuned = sum(p.numel() for p in model.parameters() if p.requires_grad)
     precision = options.base_precision if tuning == "lora" else "fp32"
+    shards = ranks if tuning == "full" and options.optimizer == "adamw" else 1
+    weights = sum(_frozen_bytes(model, precision)) + 4 * tuned
     plan = MemoryPlan(
-        weights=round(sum(_frozen_bytes(model, precision)) + 4 * tuned),
-        gradients=4 * tuned,
-        moments=round(_MOMENTS[options.optimizer] * tuned),
+        weights=round(weights / shards + (_gathered(model) if shards > 1 else 0)),
+        gradients=4 * tuned // shards,
+        moments=round(_MOMENTS[options.optimizer] * tuned / shards),
         keys_and_values=0,
         activations=0,
         head=_LOGITS,
@@ -133,6 +138,17 @@ def portions_that_fit(
             portion //= 2
         found[name] = portion if portion >= SMALLEST else None
     return found
+
+
+def _gathered(model: nn.Module) -> float:
+    """Bytes that a rank of several has whole in a pass: all outside the layers, and two layers.
+
+    The weights of the next layer arrive while one computes. Gradients come at the same size.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    sizes = sorted(sum(p.numel() for p in layer.parameters()) for layer in layers)
+    outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
+    return 2 * 4.0 * (outside + sum(sizes[-2:]))
 
 
 def _frozen_bytes(model: nn.Module, precision: str) -> list[float]:

@@ -17,11 +17,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from babylon.core.errors import BabylonError
 from babylon.core.failpoints import failpoint
@@ -30,7 +34,9 @@ from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.grpo.diagnostics import RecordState
+from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
+from babylon.training.grpo.shards import Change, collected, divided, local, with_states
 from babylon.training.progress_directory import PROGRESS_FILE
 from babylon.training.trainable import Trainable
 
@@ -79,11 +85,29 @@ class ProgressFile:
 
         Return None if nothing was saved, or if the file belongs to another update.
         """
+        saved = self._read()
+        # Ranks of other machines read another copy. A save may not have reached them.
+        at = 1 + 10**6 * saved["record"]["iteration"] + saved["record"]["step"] if saved else 0
+        if self._ranks.most(at) != -self._ranks.most(-at):
+            logger.warning("the machines have saved different steps: the update starts over")
+            return None
+        if saved is None:
+            return None
+        record: RecordState = self._divided(saved)
+        logger.info(
+            "the update resumes from %s: iteration %d, after %d of its train steps",
+            self._directory / PROGRESS_FILE,
+            record["iteration"],
+            record["step"],
+        )
+        return record
+
+    def _read(self) -> dict[str, Any] | None:
         path = self._directory / PROGRESS_FILE
         if not path.exists():
             return None
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except (RuntimeError, EOFError, UnpicklingError) as error:
             # start over: raising would fail every retry of the update
             logger.warning("%s cannot be read, the update starts over: %s", path, error)
@@ -91,46 +115,55 @@ class ProgressFile:
         if saved.get("digest") != self._digest:
             logger.info("%s belongs to another update and is ignored", path)
             return None
-        with torch.no_grad():
-            for name, parameter in self._trainable.tuned.items():
-                parameter.copy_(saved["weights"][name])
-        self._trainable.optimizer.load_state_dict(saved["optimizer"])
-        record: RecordState = saved["record"]
-        logger.info(
-            "the update resumes from %s: iteration %d, after %d of its train steps",
-            path,
-            record["iteration"],
-            record["step"],
-        )
-        return record
+        return saved
 
     def save(self, state: RecordState) -> None:
         """Save weights, optimiser and ``state``, unless the last save is too recent.
 
-        All ranks hold the same, so the first one saves. Any number of ranks can resume from it.
+        The first rank decides and writes whole tensors, so any number of ranks can resume from
+        them. All ranks call this together, because each may hold a part.
         """
+        started = time.monotonic()
+        due = self._ranks.rank == 0 and started - self._ended >= PATIENCE * self._took
+        if not self._ranks.most(int(due)):
+            return
+        whole = self._whole(state)
         if self._ranks.rank:
             return
-        started = time.monotonic()
-        if started - self._ended < PATIENCE * self._took:
-            return
         try:
-            self._write(state)
+            self._write(whole)
         except OSError as error:  # a full disk: the update needs no journal unless it is killed
             logger.warning("the progress is not saved, a killed update would start over: %s", error)
         self._ended = time.monotonic()
         self._took = self._ended - started
 
-    def _write(self, state: RecordState) -> None:
+    def _whole(self, record: RecordState) -> dict[str, Any]:
+        """What is saved. The first rank gets tensors that are divided among all of them."""
+        tuned, optimizer = self._trainable.tuned, self._trainable.optimizer
+        gather = partial(collected, first=self._ranks.rank == 0)
+        parameters = list(tuned.values())
+        return {
+            "digest": self._digest,
+            "weights": {name: gather(p.detach(), p) for name, p in tuned.items()},
+            "optimizer": with_states(optimizer.state_dict(), parameters, gather),
+            "record": _changed(record, parameters, gather),
+        }
+
+    def _divided(self, saved: dict[str, Any]) -> RecordState:
+        """Put a saved state into force, and return its record. A rank takes its part of both."""
+        tuned, record = self._trainable.tuned, saved["record"]
+        with torch.no_grad():
+            for name, parameter in tuned.items():
+                local(parameter).copy_(local(divided(saved["weights"][name], parameter)))
+        parameters = list(tuned.values())
+        moments = with_states(saved["optimizer"], parameters, divided)
+        self._trainable.optimizer.load_state_dict(moments)
+        return _changed(record, parameters, _part)
+
+    def _write(self, saved: dict[str, Any]) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         failpoint("progress.before")
         temporary = self._directory / f"{PROGRESS_FILE}.{os.getpid()}"
-        saved = {
-            "digest": self._digest,
-            "weights": {name: p.detach() for name, p in self._trainable.tuned.items()},
-            "optimizer": self._trainable.optimizer.state_dict(),
-            "record": state,
-        }
         with written(temporary):
             save_tensors(saved, temporary)
             sync(temporary)
@@ -158,3 +191,17 @@ class ProgressFile:
                 publish(self._home, self._directory)
         except BabylonError as error:  # the update itself goes well
             logger.warning("the progress stays on this machine: %s", error)
+
+
+def _part(value: Tensor, like: Tensor) -> Tensor:
+    return local(divided(value, like)).cpu() if isinstance(like, DTensor) else value
+
+
+def _changed(record: RecordState, parameters: Sequence[Tensor], change: Change) -> RecordState:
+    """A record whose kept state, if it has one, has other tensors."""
+    kept: Kept | None = record.get("kept")
+    if kept is None:
+        return record
+    weights = [change(v, p) for v, p in zip(kept["weights"], parameters, strict=True)]
+    moments = with_states(kept["optimizer"], parameters, change)
+    return record | {"kept": kept | {"weights": weights, "optimizer": moments}}

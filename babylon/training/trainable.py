@@ -17,11 +17,12 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import mkdtemp
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from peft import (
@@ -33,6 +34,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pytorch_utils import Conv1D
 
@@ -41,6 +43,7 @@ from babylon.core.failpoints import failpoint
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.policies.load import Precision, is_adapter, load_policy, quiet_ranks
+from babylon.training.grpo.shards import collected, with_states
 from babylon.training.resize_adapter import resized
 
 TransferLayers = Literal["all", "attention", "ffn"]
@@ -185,8 +188,11 @@ def load_trainable(
     options: TuningOptions = DEFAULT_OPTIONS,
     optimizer_of: Path | str | None = None,
     base: SharedBase | None = None,
+    device: str | None = None,
 ) -> Trainable:
     """Load the parent policy for training, with the optimiser of ``optimizer_of`` or its own.
+
+    All weights are tuned on ``device``, by default the GPU if there is one.
 
     Raises:
         ModelError: nothing loads from ``parent``, its weights are not finite, or it has no layers
@@ -196,35 +202,64 @@ def load_trainable(
     if tuning == "lora":
         model, tokenizer = _with_adapter(parent, transfer_layers, options, base)
     else:
-        model, tokenizer = load_policy(parent)
+        model, tokenizer = load_policy(parent, device=device)
         model.requires_grad_(True)  # merging an adapter froze the weights below it
     tune_only(model, transfer_layers)
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise ModelError(f"{name} of {parent} is not finite: train from another checkpoint")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = _optimizer(parameters, learning_rate, options)
+    optimizer = new_optimizer(parameters, learning_rate, options)
     trainable = Trainable(model=model, tokenizer=tokenizer, optimizer=optimizer, tuning=tuning)
     _carry_over(trainable, Path(optimizer_of or parent))
     return trainable
 
 
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """Whole weights by name, None if the model itself has them whole, and the optimiser's state."""
+
+    weights: dict[str, torch.Tensor] | None
+    optimizer: dict[str, Any]
+
+
+def whole_state(trainable: Trainable, *, first: bool = True) -> WholeState:
+    """Weights and optimiser. All ranks call this together, and the ``first`` gets what is divided.
+
+    Tensors are gathered one at a time, so a device needs room for the largest one.
+    """
+    model, state = trainable.model, trainable.optimizer.state_dict()
+    weights = dict(model.named_parameters())
+    if not any(isinstance(weight, DTensor) for weight in weights.values()):
+        return WholeState(None, state)
+    tied = dict(model.named_parameters(remove_duplicate=False))
+    buffers = {n: v for n, v in model.state_dict().items() if n not in tied}
+    gather = partial(collected, first=first)
+    found = {name: gather(v.detach(), v) for name, v in (weights | buffers).items()}
+    return WholeState(found, with_states(state, list(trainable.tuned.values()), gather))
+
+
 def save_checkpoint(
-    trainable: Trainable, target: Path, more: Mapping[str, object] | None = None
+    trainable: Trainable,
+    target: Path,
+    more: Mapping[str, object] | None = None,
+    state: WholeState | None = None,
 ) -> Path:
     """Write weights, tokenizer and optimiser, and ``more`` tensors by the names of their files.
 
-    ``target`` appears complete or not at all.
+    ``state`` is of a trainable that is divided among ranks. ``target`` appears complete
+    or not at all.
     """
+    state = state or whole_state(trainable)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     failpoint("checkpoint.before")
     with written(temporary):
-        trainable.model.save_pretrained(temporary)
+        trainable.model.save_pretrained(temporary, state_dict=state.weights)
         make_portable(temporary, target)
         trainable.tokenizer.save_pretrained(temporary)
-        state = {"names": list(trainable.tuned), "state": trainable.optimizer.state_dict()}
-        for name, saved in {_OPTIMIZER_FILE: state, **(more or {})}.items():
+        named = {"names": list(trainable.tuned), "state": state.optimizer}
+        for name, saved in {_OPTIMIZER_FILE: named, **(more or {})}.items():
             save_tensors(saved, temporary / name)
         for path in (*temporary.iterdir(), temporary):
             sync(path)
@@ -313,9 +348,14 @@ def new_adapter(
     )
 
 
-def _optimizer(
+def new_optimizer(
     parameters: list[torch.nn.Parameter], learning_rate: float, options: TuningOptions
 ) -> torch.optim.Optimizer:
+    """The optimiser that ``options`` name.
+
+    Raises:
+        ModelError: its library is not installed.
+    """
     if options.optimizer == "adamw":
         return torch.optim.AdamW(
             parameters, lr=learning_rate, betas=ADAM_BETAS, weight_decay=0.0, fused=True

@@ -19,6 +19,7 @@ from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError
 from babylon.training.learning_rate import reinforcement_rate
 from babylon.training.preferences.objective import SCORES_ONLY, Preferences, learn
+from babylon.training.processes.shard import load_share
 from babylon.training.progress_file import ProgressFile, place_of, update_digest
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
@@ -27,8 +28,8 @@ from babylon.training.trainable import (
     TransferLayers,
     Tuning,
     TuningOptions,
-    load_trainable,
     save_checkpoint,
+    whole_state,
 )
 from babylon.training.update_result import Excluded, Update, update_of
 
@@ -70,7 +71,7 @@ def update_checkpoint(
         ModelError: the parent or a behaviour policy does not load.
     """
     # the rate is set with every step
-    trainable = load_trainable(parent, tuning, 0.0, transfer_layers, options, optimizer, base)
+    trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
     trajectories, excluded = _scored(trainable, rows)
@@ -103,9 +104,11 @@ def update_checkpoint(
             progress=progress,
             ranks=ranks,
         )
-    if ranks.rank == 0:
-        after = {ANCHOR_FILE: moved(anchor, trainable, config.anchor_rate)} if anchor else None
-        save_checkpoint(trainable, target, after)
+    first, rate = ranks.rank == 0, config.anchor_rate
+    after = {ANCHOR_FILE: moved(anchor, trainable, rate, first=first)} if anchor else None
+    state = whole_state(trainable, first=first)
+    if first:
+        save_checkpoint(trainable, target, after, state)
         _remove(journal)
     return update_of(learnt, excluded)
 

@@ -122,6 +122,15 @@ class Machine:
     def rejoin(self) -> None:
         _ip("link", "set", f"{PREFIX}v{self.number}", "up")
 
+    def slow_down(self, rate: str) -> None:
+        """Bound what the machine receives. Without ``rate``, end that."""
+        device = f"{PREFIX}v{self.number}"
+        bound = ("tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
+        action = (
+            ("replace", "dev", device, "root", *bound) if rate else ("del", "dev", device, "root")
+        )
+        subprocess.run(["tc", "qdisc", *action], check=True, capture_output=True, text=True)
+
     def logs(self) -> str:
         """The ends of all logs, for a failure's message."""
         files = [*self.disk.glob("*.log"), *self.home.glob("logs/*.log")]

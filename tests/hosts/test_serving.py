@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 
 import aiohttp
@@ -38,7 +39,8 @@ from tests.speaking_policy import save_speaking_policy
 
 WHOLE = os.environ.get("HOSTS") == "all"  # `make hosts`; HOSTS=small swaps three times
 pytestmark = pytest.mark.skipif("HOSTS" not in os.environ, reason="takes minutes: `make hosts`")
-SWAPS, CLIENTS = (200, 24) if WHOLE else (3, 4)
+SWAPS, KILLS, CLIENTS = (200, 10, 24) if WHOLE else (3, 1, 4)
+PAUSE_S = 10.0  # between two kills
 PATIENCE_S = 600.0
 
 
@@ -174,11 +176,13 @@ async def _until_ready(site: Site) -> None:
 
 async def _until_both_hold_policies(site: Site) -> None:
     """Wait for the engines of the west: the second may load later than the first."""
-    champion = f"babylon-v{(await current_route(site.store)).policy_version}"
     async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
-        for name in ("one", "two"):
-            while champion not in await _held(session, site.hosts[name]):
-                await asyncio.sleep(0.2)
+        while True:
+            champion = f"babylon-v{(await current_route(site.store)).policy_version}"
+            held = [await _held(session, site.hosts[name]) for name in ("one", "two")]
+            if all(champion in names for names in held):
+                break
+            await asyncio.sleep(0.2)
     await asyncio.sleep(3.0)  # the gateway looks every two seconds
 
 
@@ -207,13 +211,19 @@ async def test_gateways_and_engines_of_other_machines_serve_swap_and_survive(sit
                     await asyncio.sleep(0.1)
 
     clients = [asyncio.create_task(client(number)) for number in range(CLIENTS)]
+    kills: list[str] = []
+    killer = asyncio.create_task(_kill_engines(site, kills))
     try:
-        for number in range(SWAPS):
+        number = 0
+        while number < SWAPS or len(kills) < KILLS:
             await site.swap(1 + number % 2)
-            if number % 3 == 1:  # the other engine of the west answers meanwhile
-                await _until_both_hold_policies(site)
-                victim = site.hosts[("one", "two")[number // 3 % 2]]
-                assert victim.kill("engine_process")
+            await _disturb(site, number)
+            assert not killer.done(), killer.exception()
+            number += 1
+        killer.cancel()
+        await asyncio.wait([killer])
+        await _until_both_hold_policies(site)
+        site.hosts["store"].slow_down("")
         reachable.discard("east")
         await asyncio.sleep(2.0)  # its calls end
         site.hosts["east"].cut_off()
@@ -234,6 +244,7 @@ async def test_gateways_and_engines_of_other_machines_serve_swap_and_survive(sit
         while len(seen.answers) < before + 5:
             await asyncio.sleep(0.1)
     finally:
+        killer.cancel()
         done.set()
         await asyncio.gather(*clients)
     logs = "\n".join(one.logs() for one in site.hosts.values())
@@ -243,6 +254,28 @@ async def test_gateways_and_engines_of_other_machines_serve_swap_and_survive(sit
     assert {call: recorded.get(call) for call in seen.answers} == dict.fromkeys(seen.answers, 1)
     paths = await site.store.pool.fetch("SELECT uri FROM babylon.policies")
     assert all(row["uri"].startswith("home:") for row in paths)
+
+
+async def _kill_engines(site: Site, kills: list[str]) -> None:
+    """Kill an engine of the west every few seconds, while the other one can answer."""
+    for name in cycle(("one", "two")):
+        await _until_both_hold_policies(site)
+        assert site.hosts[name].kill("engine_process")
+        kills.append(name)
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _disturb(site: Site, number: int) -> None:
+    """Slow the link to Postgres down for some swaps, and reset the gateways' sessions in others."""
+    if number % 20 == 1:
+        site.hosts["store"].slow_down("4mbit")
+    elif number % 20 == 11:
+        site.hosts["store"].slow_down("20mbit")
+        await site.store.pool.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE host(client_addr) = ANY($1)",
+            [site.hosts[name].address for name in ("east", "west")],
+        )
 
 
 async def _prove_who_they_are(site: Site, rows: list[GatewayRow]) -> None:

@@ -1,5 +1,6 @@
 """The last known state is served from while the database is away, and for no other reason."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,11 @@ from pydantic import SecretStr
 
 from babylon.core.errors import DatabaseVersionError
 from babylon.core.settings import DatabaseSettings, Settings
+from babylon.serving.gateway import follower
+from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.last_known import LastKnown, last_known_file, store_or_last_known
 from babylon.store import Store, open_store
+from babylon.store.api_keys import create_key, revoke_key
 from babylon.store.connection import Remembered
 from babylon.store.gateways import desired
 from babylon.store.policies import ensure_base
@@ -45,3 +49,31 @@ async def test_a_gateway_of_another_database_does_not_read_it(
     here.write(known)
     assert here.read() == known and there.read() is None
     assert b"secret" not in (tmp_path / "run" / "last-known-8000").read_bytes()
+
+
+async def test_a_key_that_was_just_revoked_is_not_kept(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "POLL_S", 1e6)  # it is told, and then nothing else happens
+    monkeypatch.setattr(follower, "RETRY_S", 1e6)
+    await ensure_base(store, uri="Qwen/tiny", base_model="tiny")
+    key = await create_key(store, "agents", scopes=["infer"])
+    kept = last_known_file(settings.home.root, 8000, settings.database)
+    async with open_gateway(
+        store,
+        settings.home,
+        settings.serving,
+        alias="babylon",
+        engine_url="http://127.0.0.1:9",
+        gateway_id="test",
+        url="http://localhost:9",
+        last_known=kept,
+    ):
+        for revoked in (False, True):
+            if revoked:
+                await revoke_key(store, key.key_id)
+            async with asyncio.timeout(60):
+                while not (known := kept.read()) or [
+                    one.revoked_at is not None for one in known.keys
+                ] != [revoked]:
+                    await asyncio.sleep(0.05)

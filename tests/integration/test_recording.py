@@ -2,16 +2,20 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import asyncpg
 import httpx
 import openai
 import pytest
 
+from babylon.core.home import Home
 from babylon.core.settings import RecordingPolicy, Settings
 from babylon.serving.gateway import recording
+from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record
 from babylon.serving.gateway.shipping import Shipper
 from babylon.store import Store
@@ -86,6 +90,32 @@ async def test_a_segment_outlives_a_database_that_is_away(store: Store, tmp_path
     segment.close()
     await Shipper(store, tmp_path).ship()
     assert await ids(store) == ["c1", "c2"]
+
+
+async def test_a_closed_segment_of_a_host_that_died_is_shipped_from_the_object_store(
+    store: Store, tmp_path: Path
+) -> None:
+    dead, alive = (Home(tmp_path / name, f"file://{tmp_path}/bucket") for name in ("dead", "alive"))
+    left_behind(dead.recording, 1, 2)
+    left_behind(alive.recording, 2, 3)
+    theirs, ours = Shipper(store, dead.recording), Shipper(store, alive.recording)
+    await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
+    for shipper in (theirs, ours):
+        with pytest.raises(asyncpg.UndefinedTableError):
+            await shipper.ship()
+    handover, other = Handover(dead, theirs), Handover(alive, ours)
+    await handover.look()
+    assert not list((tmp_path / "bucket").rglob("*.calls"))  # it may only be late
+    await handover.look()
+    await other.look()  # its own calls wait, too
+    shutil.rmtree(dead.root)
+    await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
+    await ours.ship()
+    await other.look()
+    await ours.ship()
+    await other.look()
+    assert await ids(store) == ["c1", "c2", "c3"]
+    assert not list(tmp_path.rglob("*.calls"))
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ import pytest
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import BabylonError, DatabaseError, StorageError
+from babylon.core.home import Home
+from babylon.core.objects import exists, fetch, publish
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
@@ -349,3 +351,31 @@ async def test_a_backup_says_which_checkpoint_was_damaged_before(
         await back_up(store, tmp_path / "backup")
     with pytest.raises(StorageError, match="lies in the home"):
         await back_up(store, system.home.root / "backup")
+
+
+async def test_a_backup_holds_what_only_the_object_store_holds_and_goes_into_another_store(
+    system: Settings, store: Store, target: Settings, tmp_path: Path
+) -> None:
+    bucket, second = f"file://{tmp_path}/bucket", f"file://{tmp_path}/second"
+    here, there = Home(system.home.root, bucket), Home(tmp_path / "another machine", bucket)
+    made = save_tiny_policy(there.models / "tiny", seed=0)
+    uri = there.reference(made)
+    publish(there, made)
+    (there.checkpoints / "progress" / "w-e1").mkdir(parents=True)
+    (there.checkpoints / "progress" / "w-e1" / "progress.pt").write_bytes(b"an update that goes on")
+    publish(there, there.checkpoints / "progress" / "w-e1")
+    rows = there.artifacts / "w" / "rows-0123.parquet"
+    rows.parent.mkdir(parents=True)
+    rows.write_bytes(b"rows")
+    publish(there, rows)
+    await ensure_base(store, uri=uri, base_model="t", digest=checkpoint_digest(str(made)))
+    assert not (here.models / "tiny").exists()
+    manifest = await back_up(replace(store, home=here), tmp_path / "backup")
+    assert manifest.problems == []
+    assert not (tmp_path / "backup" / "home" / "checkpoints" / "progress").exists()
+    restored = Home(tmp_path / "new", second)
+    await restore(target.database, restored, tmp_path / "backup")
+    third = Home(tmp_path / "a third machine", second)
+    path = fetch(third, third.models / "tiny")
+    assert checkpoint_digest(str(path)) == checkpoint_digest(str(made))
+    assert exists(third, third.artifacts / "w" / "rows-0123.parquet")

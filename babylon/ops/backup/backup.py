@@ -3,7 +3,8 @@
 The order gives the consistency. Calls on their way to Postgres are copied first: a call is then in
 that copy, or already in the database. The database follows, in one snapshot. Files come last: a
 file is written before the row that names it, never changes, and retention waits for the backup, so
-every file that the snapshot names is there. Files of later rows may come along and do no harm.
+every file that the snapshot names is there. Those that only the object store holds come from it.
+Files of later rows may come along and do no harm.
 """
 
 import asyncio
@@ -20,7 +21,14 @@ import msgspec
 import babylon
 from babylon.core.errors import StorageError
 from babylon.core.home import make_directory
-from babylon.ops.backup.files import IMMUTABLE, RECORDING, SINGLE, copy_files, sha256
+from babylon.ops.backup.files import (
+    IMMUTABLE,
+    RECORDING,
+    SINGLE,
+    copy_files,
+    copy_stored_files,
+    sha256,
+)
 from babylon.ops.backup.tables import TableRows, write_tables
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.backup_lock import backup_lock
@@ -99,6 +107,7 @@ async def _write(store: Store, target: Path) -> Manifest:
             "SELECT now() AS now, current_setting('server_version') AS v"
         )
     digests |= await asyncio.to_thread(copy_files, root, files, IMMUTABLE)
+    digests |= await asyncio.to_thread(copy_stored_files, store.home, files, digests)
     outside, problems = await asyncio.to_thread(_checked, policies, root, files)
     assert row is not None
     return Manifest(

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from babylon.core.errors import StorageError
+from babylon.core.home import Home
+from babylon.core.objects import copy_stored, publish
 
 RECORDING = "recording"
 # Files that are written once and then only read, and the two files of settings. Logs, process ids
 # and Postgres' own files stay behind; the progress of an update does too, it begins again.
 IMMUTABLE = ("models", "checkpoints", "artifacts", "datasets", "arena")
 SINGLE = ("babylon.toml", "local.key")
+_DIRECTORIES = ("models", "checkpoints", "arena")  # each holds directories that appear whole
 _PROGRESS = os.path.join("checkpoints", "progress")
 _CHUNK = 2**20
 
@@ -31,6 +34,33 @@ def copy_files(root: Path, target: Path, names: Iterable[str]) -> dict[str, str]
         except FileNotFoundError:
             continue
     return digests
+
+
+def copy_stored_files(home: Home, target: Path, digests: dict[str, str]) -> dict[str, str]:
+    """Copy what only the object store holds, as ``copy_files``. ``digests``: of what is there.
+
+    Raises:
+        ArtifactError: the store does not answer.
+    """
+    for name in IMMUTABLE:
+        copy_stored(home, home.root / name, target)
+    shutil.rmtree(target / _PROGRESS, ignore_errors=True)
+    paths = {relative for name in IMMUTABLE for relative in _below(target, name)}
+    return {path: sha256(target / path) for path in paths - digests.keys()}
+
+
+def publish_files(home: Home) -> None:
+    """Copy the files of a restored home into its object store, for the other machines.
+
+    Raises:
+        StorageError: the store does not take them.
+    """
+    for name in _DIRECTORIES:
+        for path in sorted((home.root / name).glob("*")):
+            publish(home, path)
+    for path in sorted((home.root / "artifacts").rglob("*")):
+        if path.is_file():
+            publish(home, path)
 
 
 def check_files(root: Path, digests: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from babylon.core.errors import DatabaseError, StorageError
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import DatabaseSettings
 from babylon.ops.backup.backup import FILES, FORMAT, MANIFEST, TABLES, Manifest
-from babylon.ops.backup.files import IMMUTABLE, RECORDING, check_files
+from babylon.ops.backup.files import IMMUTABLE, RECORDING, check_files, publish_files
 from babylon.ops.backup.tables import filled, read_tables
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.address import Address, parse_url
@@ -54,6 +54,8 @@ async def restore(database: DatabaseSettings, home: Home, source: Path) -> Manif
                     os.rename(path, home.root / path.name)
         finally:
             await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+        # after the rows: a restore that fails leaves the store as it was
+        await asyncio.to_thread(publish_files, home)
         await migrate(address)
     return manifest
 

@@ -28,6 +28,7 @@ from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.exchange import DIALECTS
 from babylon.serving.gateway.follower import RouteFollower
 from babylon.serving.gateway.gateway_metrics import CONTENT_TYPE, GatewayMetrics
+from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.last_known import LastKnownFile
 from babylon.serving.gateway.limits import CallLimits
@@ -260,9 +261,9 @@ async def open_gateway(
         traces = TraceReceiver(store, plays, keys, key_limits)
         routes = (loader.run(), follower.run(), follower.announce_repeatedly(), pins.run())
         background = [recorder.run(), shipper.run(), key_limits.run(), keep_ahead(store)]
-        work = [*background, owners.run(), traces.run(), *routes]
-        if sessions:
-            work.append(sessions.run())
+        others = [sessions, Handover(home, shipper) if home.store else None]
+        optional = [one.run() for one in others if one]
+        work = [*background, owners.run(), traces.run(), *routes, *optional]
         try:
             async with asyncio.TaskGroup() as group:  # a bug in any loop ends the gateway
                 loops = [group.create_task(loop) for loop in work]

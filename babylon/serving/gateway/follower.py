@@ -7,7 +7,7 @@ still answers. While the database is down, the last route stays in force.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NoReturn
 
@@ -53,6 +53,7 @@ class RouteFollower:
         self._probe_key, self._last_known = probe_key, last_known
         self._outage: str | None = None
         self._desired: Desired | None = None
+        self._targets: Sequence[Target] = ()
         self._proposals_read = 0
         self._announced_in_flight: dict[str, int] = {}
         self._changed, self._announce_now = asyncio.Event(), asyncio.Event()
@@ -89,6 +90,7 @@ class RouteFollower:
                     while listening():
                         await self._follow()
                         await self._renew_keys()
+                        await self._remember()
                         await self._wait_for_change()
             except UNREACHABLE as error:
                 self._note_outage(error)
@@ -138,13 +140,17 @@ class RouteFollower:
                 home = self._store.home
                 targets[version] = Target(name, version, home.reference(uri) if home.store else uri)
         self._proposals_read = max(self._proposals_read, *newest.proposals.values(), 0)
+        self._targets = [targets[version] for version in versions]
         self._want(newest, targets)
-        if self._last_known:
+
+    async def _remember(self) -> None:
+        """Keep what is in force on the disk: a key that was just revoked is not in it."""
+        if self._last_known and self._desired:
             known = LastKnown(
                 place=self._last_known.place,
                 store=Remembered.of(self._store),
-                desired=newest,
-                targets=[targets[version] for version in versions],
+                desired=self._desired,
+                targets=self._targets,
                 keys=self._keys.stored,
                 rules=self._recorder.rules.in_force,
             )

@@ -56,6 +56,10 @@ class Shipper:
         return sum(segment.durable - segment.shipped for segment in self._segments)
 
     @property
+    def closed(self) -> list[Path]:
+        return [segment.path for segment in self._segments if segment.sealed]
+
+    @property
     def idle(self) -> bool:
         return self.shipped_until is not None and not self.backlog_bytes and not self.gap
 

@@ -10,6 +10,7 @@ from babylon.training.grpo.trainer import Progress
 from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import run_in_processes
+from babylon.training.processes.nodes import Nodes
 from babylon.training.trainable import SharedBase
 from babylon.training.update import update_checkpoint
 from babylon.training.update_options import preference_config, trainer_config, tuning_options
@@ -23,9 +24,11 @@ async def update_torch(work: TrainInput) -> Update:
 
 def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
     """Run an update, on ``base`` if it is given and one process is enough. Blocking."""
-    processes = work.settings.training.processes or torch.cuda.device_count()
-    if processes > 1:
-        return run_in_processes(job_of(work), processes, work.progress)
+    training = work.settings.training
+    processes = training.processes or torch.cuda.device_count()
+    if processes > 1 or training.nodes > 1:
+        nodes = Nodes(training.nodes, training.rendezvous or "")
+        return run_in_processes(job_of(work), max(1, processes), work.progress, nodes)
     return run_job(job_of(work), work.progress, base=base)
 
 

@@ -21,6 +21,7 @@ from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.loss_inputs import LossInputs, LossTerms
 from babylon.training.grpo.ranks import Ranks
+from babylon.training.grpo.shards import whole
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import TrainingWindow
 from babylon.training.grpo.tree_forward import Values, flat_places, padded_places
@@ -245,7 +246,7 @@ def weight_sample(model: nn.Module) -> list[Tensor]:
     A copy of all values would take as much memory as the gradient. Tensors of up to ``SAMPLE``
     values are complete.
     """
-    return [value.clone() for value in _sampled(model)]
+    return _sampled(model)
 
 
 def update_norm(model: nn.Module, before: list[Tensor]) -> float:
@@ -344,5 +345,5 @@ def _share(flag: Tensor) -> float:
 
 
 def _sampled(model: nn.Module) -> list[Tensor]:
-    tuned = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
-    return [flat[:: -(-len(flat) // SAMPLE)] for flat in tuned]
+    tuned = (whole(p.detach()).flatten() for p in model.parameters() if p.requires_grad)
+    return [flat[:: -(-len(flat) // SAMPLE)].clone() for flat in tuned]

@@ -23,6 +23,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
+from babylon.training.grpo.lockstep import passes_of
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
 from babylon.training.grpo.training_input import CallTokens
@@ -88,6 +89,7 @@ class PolicyForward:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
         self.model = model.eval()
+        self.passes = passes_of(model)
         self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
@@ -146,6 +148,21 @@ class PolicyForward:
             for calls, values in self._batches(part):
                 backward(of_part(calls, values))
 
+    def finish(self) -> None:
+        """Accompany the passes of the other ranks, if they need this one."""
+        self.passes.finish(self._idle)
+
+    def _run(self, one: Callable[[], T]) -> T:
+        return self.passes.run(one, self._idle)
+
+    def _idle(self, gradient: bool) -> None:
+        """Pass one token, which changes no gradient."""
+        tree = compile_tree([CallTokens(prompt=[0], completion=[0], logprobs=None)])
+        if gradient:
+            self.accumulate(tree, lambda _, values: 0 * values.logprobs.sum())
+        else:
+            self.logprobs(tree)
+
     def _classes(self, tree: PrefixTree) -> Iterator[tuple[Sequence[int], PrefixTree]]:
         """Calls with the same rotary frequencies, and their tree, while these are in force."""
         model = _causal_lm(self.model)
@@ -162,6 +179,7 @@ class PolicyForward:
             vocabulary=model.config.vocab_size,
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
+            run=self._run,
             entropy_gradient=self.entropy_gradient,
         )
 
@@ -172,7 +190,7 @@ class PolicyForward:
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
-            padded = _padded_values(self.model, calls).logprobs.flatten()
+            padded = self._padded(calls).logprobs.flatten()
         try:
             shared = self._shared(kernel).logprobs(tree).logprobs
         except torch.OutOfMemoryError:
@@ -193,7 +211,12 @@ class PolicyForward:
     def _batches(self, tree: PrefixTree) -> Iterator[tuple[list[int], Values]]:
         for calls in _similar_lengths(tree, self.max_tokens):
             chosen = [tree.calls[call] for call in calls]
-            yield calls, _padded_values(self.model, chosen, self.entropy_gradient)
+            yield calls, self._padded(chosen)
+
+    def _padded(self, calls: Sequence[CallTokens]) -> Values:
+        run = partial(_padded_values, self.model, calls, self.entropy_gradient)
+        logprobs, entropy = self._run(run)
+        return Values(logprobs=logprobs, entropy=entropy)
 
 
 def _similar_lengths(tree: PrefixTree, max_tokens: int) -> Iterator[list[int]]:
@@ -246,9 +269,9 @@ def _why_layers_unsupported(backbone: nn.Module) -> str | None:
 
 
 def _padded_values(
-    model: nn.Module, calls: Sequence[CallTokens], entropy_gradient: bool = False
-) -> Values:
-    """Values of calls padded into one batch. It works with every causal LM.
+    model: nn.Module, calls: Sequence[CallTokens], entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropies of calls padded into one batch. It works with every causal LM.
 
     The head runs only at positions that predict a completion token, in the precision of the model's
     other matrix products; the softmax is fp32. Padding is on the right, where causal attention does
@@ -271,7 +294,7 @@ def _padded_values(
     chosen = logprobs.gather(-1, targets[..., None]).squeeze(-1)
     of_entropy = logprobs if entropy_gradient else logprobs.detach()
     entropy = -(of_entropy.exp() * of_entropy).sum(-1)
-    return Values(logprobs=torch.where(mask, chosen, 0.0), entropy=torch.where(mask, entropy, 0.0))
+    return torch.where(mask, chosen, 0.0), torch.where(mask, entropy, 0.0)
 
 
 def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -348,11 +371,19 @@ class FittingForward:
         while True:
             try:
                 with mixed_precision(self._model):
-                    return attempt(self.forward)
+                    result = attempt(self.forward)
+                    self.forward.finish()
+                    return result
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                if self.forward.passes.together:
+                    raise OutOfMemoryError(
+                        f"out of memory with portions of {self.forward.max_tokens} tokens"
+                        f" ({reason}), and ranks that share the weights cannot repeat a pass: lower"
+                        " MAX_TOKENS, or raise TRAIN_PROCESSES"
+                    ) from error
             # outside the except block, where no traceback holds the failed attempt's tensors
             self._halve(reason)
 

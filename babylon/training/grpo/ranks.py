@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from babylon.training.grpo.forward import FittingForward
+from babylon.training.grpo.forward import FittingForward, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree
 from babylon.training.grpo.tree_forward import flat_places
 
@@ -102,9 +102,12 @@ def logprobs_of_tree(fitting: FittingForward, tree: PrefixTree, ranks: Ranks) ->
     weight = next(fitting.forward.model.parameters())
     dtype = torch.promote_types(weight.dtype, torch.float32)
     table = torch.zeros(int(tree.offsets[-1]), dtype=dtype, device=weight.device)
-    if own:
-        part = tree.only(own)
-        places = torch.from_numpy(flat_places(tree.offsets, own)).to(weight.device)
-        table[places] = fitting.run(lambda forward: forward.logprobs(part).logprobs)
+    part = tree.only(own) if own else None
+
+    def values(forward: PolicyForward) -> Tensor | None:
+        return forward.logprobs(part).logprobs if part else None
+
+    if (found := fitting.run(values)) is not None:
+        table[torch.from_numpy(flat_places(tree.offsets, own)).to(weight.device)] = found
     ranks.add(table)
     return table

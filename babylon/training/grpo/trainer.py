@@ -40,6 +40,7 @@ from babylon.training.grpo.learning_rate import (
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree, own_share
+from babylon.training.grpo.shards import whole
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
@@ -270,7 +271,7 @@ def optimizer_step(
     """Sum the ranks' gradients, clip and step. Return the norm and the learning rate."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     ranks.add_gradients(parameters)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip)
+    norm = whole(torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip))
     if not torch.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm.item()}: lower the learning rate")
     rate = next_rate(optimizer, config)

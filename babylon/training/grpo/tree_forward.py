@@ -92,6 +92,7 @@ def backward(loss: Tensor) -> None:
 
 
 Head = Callable[[Tensor], Tensor]
+Run = Callable[[Callable[[], Tensor]], Tensor]  # runs one pass
 _CHUNK_ELEMENTS = 2**22  # logits of a chunk: 16 MiB of fp32 fit into a CPU cache
 _SMALL_TABLE = 2**14  # padded values: less costs less than another call of the loss
 _MIN_ROWS = 256  # with fewer rows, reading the weights takes longer than the products
@@ -107,6 +108,7 @@ class TreeForward:
     vocabulary: int
     attention: Attention
     max_tokens: int
+    run: Run
     entropy_gradient: bool = False
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
@@ -236,7 +238,7 @@ class _TreePass:
         def tensor(values: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
             return torch.from_numpy(values).to(device)
 
-        run = AttentionRun(
+        attention = AttentionRun(
             layout=portion.layout,
             rows=tensor(rows),
             rows_layout=portion.layout.select(rows),
@@ -247,23 +249,27 @@ class _TreePass:
             capture=capture,
             inject=inject,
         )
-        output = self.model.backbone(
-            input_ids=tensor(portion.tokens)[None],
-            position_ids=tensor(portion.positions)[None],
-            use_cache=False,
-            run=run,
-        )
-        logprobs, entropy = token_values(
-            self.model.head,
-            self.model.vocabulary,
-            output.last_hidden_state[0, tensor(unique[0].astype(np.int64))],
-            tensor(unique[1]),
-            tensor(index[order]),
-            tensor(terms.target[chosen][order]),
-        )
-        if not self.model.entropy_gradient:  # its backward pass costs a pass over the logits
-            entropy = entropy.detach()
-        return tensor(terms.place[chosen][order]), torch.stack([logprobs, entropy])
+
+        def one() -> Tensor:
+            output = self.model.backbone(
+                input_ids=tensor(portion.tokens)[None],
+                position_ids=tensor(portion.positions)[None],
+                use_cache=False,
+                run=attention,
+            )
+            logprobs, entropy = token_values(
+                self.model.head,
+                self.model.vocabulary,
+                output.last_hidden_state[0, tensor(unique[0].astype(np.int64))],
+                tensor(unique[1]),
+                tensor(index[order]),
+                tensor(terms.target[chosen][order]),
+            )
+            if not self.model.entropy_gradient:  # its backward pass costs a pass over the logits
+                entropy = entropy.detach()
+            return torch.stack([logprobs, entropy])
+
+        return tensor(terms.place[chosen][order]), self.model.run(one)
 
 
 def token_values(

@@ -15,7 +15,7 @@ from babylon.training.preferences.preference_report import Learnt, PreferenceRep
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions
 from babylon.training.update_result import Excluded, Update, update_of
 
-_JOB, _STEPS, _RESULT = "job.json", "steps.json", "result.json"
+_JOB, _HOME, _STEPS, _RESULT = "job.json", "home.json", "steps.json", "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,15 @@ class JobDirectory:
         """The stored job."""
         job: UpdateJob = self._read(_JOB, UpdateJob)
         return job
+
+    def write_home(self, home: Home) -> None:
+        """Store the home of a machine whose ranks get the job from the first one."""
+        self._write(_HOME, home)
+
+    def read_home(self) -> Home | None:
+        """The stored home; None on the machine that has the job."""
+        home: Home | None = self._read(_HOME, Home) if (self.path / _HOME).exists() else None
+        return home
 
     def write_steps(self, done: int, total: int) -> None:
         """Store the number of finished train steps, and the highest possible one."""

@@ -1,9 +1,10 @@
-"""Run an update on several processes of this machine by torchrun, and wait for it.
+"""Run an update on several processes by torchrun, and wait for it, or lend processes to others'.
 
 torchrun runs in a process of its own, because it takes over signals. It ends all ranks when one
 of them ends badly. The update's progress stays, and the next attempt resumes from it.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,14 +14,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import psutil
 import torch
 
-from babylon.core.errors import TrainingError
+from babylon.core.errors import ConfigError, TrainingError
+from babylon.core.home import Home
 from babylon.training.processes.failures import OWNER, first_failure
 from babylon.training.processes.job import JobDirectory, UpdateJob
+from babylon.training.processes.nodes import ALONE, Nodes
 from babylon.training.update_result import Update
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _GRACE_S = 40.0  # torchrun itself gives ranks 30 s
@@ -28,9 +34,12 @@ _LINES = 12  # of the log, in an error without a better reason
 
 
 def run_in_processes(
-    job: UpdateJob, processes: int, progress: Callable[[int, int], None] | None
+    job: UpdateJob,
+    processes: int,
+    progress: Callable[[int, int], None] | None,
+    nodes: Nodes = ALONE,
 ) -> Update:
-    """Run a job on ``processes`` ranks. Blocking. No rank is left when this returns.
+    """Run a job on ``processes`` ranks of each machine. Blocking. No rank of this one is left then.
 
     Raises:
         WindowNotReadyError, TrainingError, ModelError: as ``update_checkpoint``; the first rank's
@@ -44,17 +53,7 @@ def run_in_processes(
     with TemporaryDirectory(prefix="babylon-update-") as path:
         directory, log = JobDirectory(Path(path)), Path(path) / "log"
         directory.write_job(job)
-        command = [sys.executable, "-m", "babylon.training.processes.launcher", path]
-        # A session of its own: a signal for this process must not reach the ranks before torchrun.
-        with log.open("wb") as output:
-            launcher = subprocess.Popen(
-                [*command, str(processes)],
-                env=_environment(processes),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        launcher = _launched(directory, processes, nodes, log)
         try:
             _wait(launcher, directory, progress)
         finally:
@@ -63,8 +62,60 @@ def run_in_processes(
             return update
         if error := first_failure(directory.path):
             raise error
-        lines = log.read_text(errors="replace").strip().splitlines()[-_LINES:]
-        raise TrainingError(f"the trainer's processes ended early: {' | '.join(lines)}")
+        raise TrainingError(f"the trainer's processes ended early: {_end_of(log)}")
+
+
+def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
+    """Take part in every update of the first machine, one after the other. Blocking.
+
+    Raises:
+        ConfigError: the settings name one machine, no home that machines share, or no address.
+    """
+    if nodes.count < 2 or not home.store or not 0 < nodes.number < nodes.count:
+        raise ConfigError(
+            f"machine {nodes.number} of TRAIN_NODES={nodes.count} with"
+            f" ARTIFACT_STORE={home.store!r}: set TRAIN_NODES, TRAIN_RENDEZVOUS and ARTIFACT_STORE,"
+            " and give each machine but the first a number from 1"
+        )
+    while True:
+        with TemporaryDirectory(prefix="babylon-update-") as path:
+            directory, log = JobDirectory(Path(path)), Path(path) / "log"
+            directory.write_home(home)
+            logger.info("waiting for an update at %s", nodes.meeting)
+            launcher = _launched(directory, processes, nodes, log)
+            try:
+                launcher.wait()
+            finally:
+                _end(launcher)
+            if launcher.returncode == 0:
+                logger.info("an update has ended")
+            else:
+                failure = first_failure(directory.path)
+                logger.warning("an update ended early: %s", failure or _end_of(log))
+                time.sleep(_POLL_S)
+
+
+def _launched(
+    directory: JobDirectory, processes: int, nodes: Nodes, log: Path
+) -> "subprocess.Popen[bytes]":
+    """Start torchrun, in a session of its own.
+
+    A signal for this process must not reach the ranks before torchrun.
+    """
+    command = [sys.executable, "-m", "babylon.training.processes.launcher", str(directory.path)]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*command, str(processes), *nodes.arguments()],
+            env=_environment(processes, nodes),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _end_of(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").strip().splitlines()[-_LINES:])
 
 
 def _wait(
@@ -86,9 +137,10 @@ def _end(launcher: "subprocess.Popen[bytes]") -> None:
     if launcher.poll() is not None:
         return
     family = psutil.Process(launcher.pid).children(recursive=True)
-    launcher.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        launcher.wait(_GRACE_S)
+    if family:  # without ranks, it waits for other machines
+        launcher.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            launcher.wait(_GRACE_S)
     for process in family:  # ranks have sessions of their own
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -96,12 +148,12 @@ def _end(launcher: "subprocess.Popen[bytes]") -> None:
     launcher.wait()
 
 
-def _environment(processes: int) -> dict[str, str]:
+def _environment(processes: int, nodes: Nodes) -> dict[str, str]:
     """This process's environment, with its cores divided among the ranks."""
     threads = max(1, len(os.sched_getaffinity(0)) // processes)
     return {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-        "GLOO_SOCKET_IFNAME": "lo",  # the name of a machine need not resolve
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or nodes.interface(),
         OWNER: str(os.getpid()),
     }

@@ -8,11 +8,14 @@ forward pass, which needs equal numbers on all ranks.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
+T = TypeVar("T")
 _BUCKET = 2**26  # values that one message sums: 256 MiB of fp32
 
 
@@ -28,8 +31,11 @@ class TorchRanks:
         dist.all_reduce(values)
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Replace each ``.grad`` by its sum over all ranks. None counts as zeros."""
-        for bucket in _buckets(parameters):
+        """Replace each ``.grad`` by its sum over all ranks. None counts as zeros.
+
+        FSDP2 has summed those of sharded parameters in the backward passes.
+        """
+        for bucket in _buckets([p for p in parameters if not isinstance(p, DTensor)]):
             grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in bucket]
             flat = torch.cat([grad.flatten() for grad in grads])
             dist.all_reduce(flat)
@@ -42,6 +48,23 @@ class TorchRanks:
         value = torch.tensor(count, device=self._device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return int(value)
+
+    def from_first(self, value: T | None) -> T:
+        """The value that the first rank gives."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        assert values[0] is not None
+        return values[0]
+
+    @property
+    def several_machines(self) -> bool:
+        """Whether not all ranks are on this machine."""
+        return self.size > int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+
+    @property
+    def first_here(self) -> bool:
+        """Whether this rank is the first one on its machine."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def wait(self) -> None:
         """Wait until all ranks are here."""

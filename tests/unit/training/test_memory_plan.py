@@ -64,3 +64,34 @@ def test_lora_of_a_32b_model_fits_one_h200_with_recomputed_activations() -> None
     none = portions_that_fit(plan, config, context=32_768, memory=60 * GIB)
     assert none == {"kept": None, "recomputed": None}
     assert in_portions(plan, config, context=0, portion=64, recompute=True).total < plan.total
+
+
+def test_eight_ranks_tune_all_weights_of_an_8b_model_where_one_device_does_not_hold_them() -> None:
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+    )
+    alone, divided = (
+        plan_memory(
+            config,
+            tuning="full",
+            layers="all",
+            options=TuningOptions(),
+            context=8192,
+            recompute=True,
+            ranks=ranks,
+        )
+        for ranks in (1, 8)
+    )
+    assert alone.total > 120 * GIB
+    assert divided.moments == alone.moments // 8
+    head_and_embeddings = 4 * 2 * 151_936 * 4096
+    assert divided.weights - alone.weights // 8 > 2 * head_and_embeddings
+    assert divided.total < 40 * GIB

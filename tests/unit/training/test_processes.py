@@ -2,7 +2,10 @@
 
 import os
 import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,17 +20,21 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import ConfigError, TrainingError, WindowNotReadyError
+from babylon.core.home import Home
+from babylon.core.objects import publish
 from babylon.training.backends.own_trainer import run_job
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.ranks import shares
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.processes.job import UpdateJob
-from babylon.training.processes.launch import run_in_processes
+from babylon.training.processes.launch import lend_processes, run_in_processes
+from babylon.training.processes.nodes import Nodes
 from babylon.training.processes.torch_ranks import TorchRanks
 from babylon.training.trainable import DEFAULT_OPTIONS, Tuning
 from babylon.training.update import Update
+from tests.ports import free_port
 from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.test_resume import compared, rows
 
@@ -133,6 +140,7 @@ def run_in_forks(job: UpdateJob, size: int, directory: Path) -> Update:
         ("full", {}),
         ("lora", {"stop_kl": 1e-3}),  # an iteration is undone
         ("full", {"trajectories_per_step": 6}),  # p is the first iteration's forward pass
+        ("full", {"kl_penalty": 0.1, "stop_kl": 1e-3}),  # parts of an anchor, and of what is kept
     ],
 )
 def test_the_result_does_not_depend_on_the_number_of_processes(
@@ -172,22 +180,23 @@ def kill_second_rank() -> None:
                 return
 
 
+@pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_killed_rank_ends_the_update_which_resumes_on_another_number_of_processes(
-    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: Tuning
 ) -> None:
-    alone = run_job(job(parent, tmp_path / "alone"), None)
+    alone = run_job(job(parent, tmp_path / "alone", tuning), None)
     target = tmp_path / "killed"
     # the first rank halts once the first step is saved, so that the kill cannot come too late
     monkeypatch.setenv("BABYLON_FAILPOINT", "progress.after=stop")
     killer = threading.Thread(target=kill_second_rank)
     killer.start()
     with pytest.raises(TrainingError, match=r"rank 1 of 2 was killed by SIGKILL.*resumes when"):
-        run_in_processes(job(parent, target), 2, None)
+        run_in_processes(job(parent, target, tuning), 2, None)
     killer.join()
     assert not target.exists() and not ranks_of_this_process()
     monkeypatch.undo()
     steps: list[int] = []
-    resumed = run_job(job(parent, target), lambda done, _: steps.append(done))
+    resumed = run_job(job(parent, target, tuning), lambda done, _: steps.append(done))
     assert steps[0] > 1, "it started over"
     same_result((target, resumed), (tmp_path / "alone", alone))
 
@@ -205,3 +214,33 @@ def test_a_cancelled_update_leaves_no_process(parent: Path, tmp_path: Path) -> N
     with pytest.raises(InterruptedError):
         run_in_processes(job(parent, tmp_path / "cancelled"), 2, cancel)
     assert not ranks_of_this_process()
+
+
+@pytest.mark.slow
+def test_machines_that_share_an_object_store_share_an_update(parent: Path, tmp_path: Path) -> None:
+    first, second = (Home(tmp_path / name, f"file://{tmp_path}/bucket") for name in ("a", "b"))
+    own = first.models / "parent"
+    shutil.copytree(parent, own)
+    publish(first, own)
+    given = replace(job(own, first.checkpoints / "made", "full"), home=first)
+    alone = run_job(replace(job(parent, tmp_path / "alone", "full"), home=None), None)
+    meeting = f"127.0.0.1:{free_port()}"
+    lending = subprocess.Popen(
+        [sys.executable, "-m", "babylon", "lend", "--number", "1"],
+        env={
+            **os.environ,
+            "BABYLON_HOME": str(second.root),
+            "ARTIFACT_STORE": second.store,
+            "TRAIN_NODES": "2",
+            "TRAIN_RENDEZVOUS": meeting,
+        },
+    )
+    try:
+        update = run_in_processes(given, 1, None, Nodes(2, meeting))
+        assert (second.models / "parent").is_dir()
+    finally:
+        lending.terminate()
+        assert lending.wait(60) == 0
+    same_result((given.target, update), (tmp_path / "alone", alone))
+    with pytest.raises(ConfigError, match="machine 0 of TRAIN_NODES=2"):
+        lend_processes(second, 1, Nodes(2, meeting))

@@ -174,6 +174,9 @@ def tree_attention(backbone: PreTrainedModel) -> Iterator[None]:
     """
     config = backbone.config
     before = config._attn_implementation
+    if before == NAME:  # inside another such context
+        yield
+        return
     *others, last = cast(torch.nn.ModuleList, backbone.layers)
     layers = [layer for layer in others if getattr(layer, "gradient_checkpointing", False)]
     hook = last.register_forward_pre_hook(_keep_rows, with_kwargs=True)
