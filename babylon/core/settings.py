@@ -225,6 +225,10 @@ class TrainingSettings(Group):
     """Tokens computed at once. It decides memory, never the result, and is halved when memory is
     short. Unset: a number that fits the model and the device.
     """
+    activation_checkpointing: bool = _env(False, "ACTIVATION_CHECKPOINTING")
+    """Recompute activations in the backward pass: less memory, a third more time. It is switched on
+    when memory runs out repeatedly.
+    """
     processes: int = _env(1, "TRAIN_PROCESSES", ge=0)
     """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
     its own. 0: one for each GPU that the worker sees.

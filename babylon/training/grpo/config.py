@@ -29,6 +29,7 @@ class TrainerConfig:
     iterations: int = 10
     trajectories_per_step: int = 8
     max_tokens: int | None = None  # of a portion; None: forward.portion_tokens
+    activation_checkpointing: bool = False  # a third more time for less memory
     learning_rate: float = 1e-5
     target_kl: float | None = None  # of an update, as stop_kl; None: the learning rate is fixed
     warmup_steps: int = 10  # once an optimiser, not once a window

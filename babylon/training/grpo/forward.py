@@ -42,6 +42,7 @@ CUDA_PORTION_TOKENS = 16_384
 # portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
+KEPT_PORTIONS = 2  # of shared text: a deep conversation is forwarded once
 T = TypeVar("T")
 _FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
@@ -68,9 +69,10 @@ class PolicyForward:
 
     Args:
         model: a causal LM of transformers, or a peft model around one.
-        max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``.
-            Text shared by several portions is forwarded twice, so long calls can run faster with a
-            higher value. When memory runs out, torch's error is raised unchanged. The only state is
+        max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``,
+            and the activations of twice as many tokens that several portions share are kept too.
+            Other shared tokens are forwarded twice, so long calls can run faster with a higher
+            value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
         entropy_gradient: entropies have a gradient, which costs a pass over the logits.
         path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
@@ -91,6 +93,7 @@ class PolicyForward:
         self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
+        self.keep_tokens = 0 if max_tokens else KEPT_PORTIONS * self.max_tokens
         self.path: Path = path or "padded"
         if path is None:
             reason = _why_unsupported(model) or self._why_not_equal()
@@ -162,6 +165,7 @@ class PolicyForward:
             vocabulary=model.config.vocab_size,
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
+            keep_tokens=self.keep_tokens,
             entropy_gradient=self.entropy_gradient,
         )
 
@@ -310,6 +314,9 @@ class OutOfMemoryError(MemoryError):
 class FittingForward:
     """Forward passes of one update, in portions that are halved when memory runs out.
 
+    Before the first halving, the activations of shared text are no longer kept. With
+    ``checkpointing``, those inside layers are recomputed from the beginning.
+
     What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint.
     """
 
@@ -320,6 +327,7 @@ class FittingForward:
         groups: Sequence[Mapping[str, Any]] = (),
         *,
         entropy_gradient: bool = False,
+        checkpointing: bool = False,
     ) -> None:
         self._model = model
         self.halvings = 0
@@ -330,7 +338,7 @@ class FittingForward:
             self.forward = PolicyForward(
                 model, max_tokens=max_tokens or tokens, entropy_gradient=entropy_gradient
             )
-        self.checkpointing = recompute and checkpoint_activations(model)
+        self.checkpointing = (checkpointing or recompute) and checkpoint_activations(model)
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
         """Store the portion that fitted, if memory ran out."""
@@ -362,8 +370,8 @@ class FittingForward:
             self._shrink()
 
     def _halve(self, reason: str) -> None:
-        before = self.forward.max_tokens
-        if before // 2 < SMALLEST:
+        before, kept = self.forward.max_tokens, self.forward.keep_tokens
+        if not kept and before // 2 < SMALLEST:
             raise OutOfMemoryError(
                 f"out of memory with portions of {before} tokens, the smallest that were tried"
                 f" ({reason}): train with TUNING=lora, a smaller BASE_MODEL, shorter prompts, or"
@@ -385,7 +393,7 @@ class FittingForward:
         before = self.forward
         self.forward = PolicyForward(
             self._model,
-            max_tokens=before.max_tokens // 2,
+            max_tokens=before.max_tokens if before.keep_tokens else before.max_tokens // 2,
             path=before.path,
             entropy_gradient=before.entropy_gradient,
         )

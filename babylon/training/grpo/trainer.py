@@ -147,6 +147,7 @@ def _begin(
         window.config.max_tokens,
         optimizer.param_groups,
         entropy_gradient=window.config.entropy_floor > 0,
+        checkpointing=window.config.activation_checkpointing,
     )
     saved = None if journal is None else journal.restore()
     if saved is None:

@@ -1,10 +1,11 @@
 """Values and gradients of a prefix tree, portion by portion, with shared prefixes forwarded once.
 
 A portion with children is forwarded for its keys and values. Then its children run, and then the
-portion runs again, with the gradients of those keys and values from its children (see
-:mod:`babylon.training.grpo.portions`). The loss of a completion that spans several portions is
-computed in the portion where it ends. Its earlier tokens get their gradient when their own portion
-runs again.
+portion's backward pass, with the gradients of those keys and values from its children (see
+:mod:`babylon.training.grpo.portions`). Its activations are kept meanwhile, if ``keep_tokens`` has
+room for them and those of the portions above; otherwise it is forwarded again. The loss of a
+completion that spans several portions is computed in the portion where it ends. Its earlier tokens
+get their gradient in their own portion's backward pass.
 
 The language-model head runs at trained positions only, in chunks of rows. Only rows that predict a
 trained token reach it, and each (position, temperature) only once, even if several calls read it.
@@ -107,6 +108,7 @@ class TreeForward:
     vocabulary: int
     attention: Attention
     max_tokens: int
+    keep_tokens: int = 0  # of portions whose descendants run
     entropy_gradient: bool = False
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
@@ -122,7 +124,7 @@ class TreeForward:
         with tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
             for root in window.roots:
-                window.train(root, loss)
+                window.train(root, loss, self.keep_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,27 +168,37 @@ class _TreePass:
             self.read(child)
         self.caches.pop(number, None)
 
-    def train(self, number: int, loss: Loss) -> None:
-        """Back-propagate a portion and its descendants, into parameters and ancestors' caches."""
+    def train(self, number: int, loss: Loss, room: int) -> None:
+        """Back-propagate a portion and its descendants, into parameters and ancestors' caches.
+
+        ``room``: tokens whose activations may be kept while descendants run.
+        """
         portion = self.portions[number]
+        kept = None
         if portion.children:
-            with torch.no_grad():
-                self._store(number, ~portion.terms.final)
+            if len(portion.tokens) <= room:
+                room -= len(portion.tokens)
+                kept = self._store(number, np.ones_like(portion.terms.final))
+            else:
+                with torch.no_grad():
+                    self._store(number, ~portion.terms.final)
             for child in portion.children:
-                self.train(child, loss)
-        self._backward(number, loss)
+                self.train(child, loss, room)
+        self._backward(number, loss, kept)
         self.caches.pop(number, None)
 
-    def _store(self, number: int, chosen: Chosen) -> None:
+    def _store(self, number: int, chosen: Chosen) -> tuple[Tensor, Tensor]:
         portion = self.portions[number]
-        cache = self.caches[number] = KeyValueCache()
-        place, values = self._forward(portion, chosen, capture=cache if portion.children else None)
-        self.values[:, place] = values
+        if portion.children:
+            self.caches[number] = KeyValueCache()
+        place, values = self._forward(number, chosen)
+        self.values[:, place] = values.detach()
+        return place, values
 
-    def _backward(self, number: int, loss: Loss) -> None:
+    def _backward(self, number: int, loss: Loss, kept: tuple[Tensor, Tensor] | None) -> None:
         portion = self.portions[number]
-        terms, inject = portion.terms, self.caches.get(number)
-        place, found = self._forward(portion, np.ones_like(terms.final), inject=inject)
+        terms = portion.terms
+        place, found = kept or self._forward(number, np.ones_like(terms.final))
         self.values[1, place] = found[1].detach()
         total = (found * self.grads[:, place]).sum()  # calls that end in a descendant
         calls = np.unique(terms.call[terms.final])
@@ -216,15 +228,9 @@ class _TreePass:
         index = torch.searchsorted(places, place[ours])
         return places, known.index_copy(1, index, found[:, ours]), known
 
-    def _forward(
-        self,
-        portion: Portion,
-        chosen: Chosen,
-        *,
-        capture: KeyValueCache | None = None,
-        inject: KeyValueCache | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _forward(self, number: int, chosen: Chosen) -> tuple[Tensor, Tensor]:
         """Places ``[M]`` of the chosen terms, and their logprobs and entropies ``[2, M]``."""
+        portion = self.portions[number]
         terms, device = portion.terms, self.values.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
         pairs = np.stack(
@@ -244,8 +250,7 @@ class _TreePass:
             ancestors=[
                 (self.caches[a.portion], places(a.tokens, device)) for a in portion.ancestors
             ],
-            capture=capture,
-            inject=inject,
+            own=self.caches.get(number),
         )
         output = self.model.backbone(
             input_ids=tensor(portion.tokens)[None],
