@@ -241,6 +241,8 @@ class TrainingSettings(Group):
     """
     entropy_floor: float = _env(0.0, "ENTROPY_FLOOR", ge=0)
     """Entropy, in nats a token, below which a reply gets an entropy bonus. 0: no bonus."""
+    router_loss: float = _env(0.0, "ROUTER_AUX_LOSS", ge=0)
+    """Weight of the loss that keeps the experts of a mixture equally busy. It costs a pass."""
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         _env("token_truncate", "IMPORTANCE")
     )

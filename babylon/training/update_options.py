@@ -28,6 +28,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         kl_penalty=training.kl_penalty,
         anchor_rate=training.anchor_rate,
         entropy_floor=training.entropy_floor,
+        router_loss=training.router_loss,
         grad_clip=training.grad_clip,
         bounds=LossBounds(
             importance=training.importance,

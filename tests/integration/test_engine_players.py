@@ -1,4 +1,4 @@
-"""Matches through the engine that serves: the same replies as in process, and no model of its own."""
+"""Matches through the engine that serves: the replies of this process, without its models."""
 
 import asyncio
 from collections.abc import AsyncIterator

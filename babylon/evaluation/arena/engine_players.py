@@ -139,7 +139,7 @@ async def engine_table(
     async with AsyncExitStack() as stack:
         for version in versions:
             await stack.enter_async_context(proposed(store, version, AUTHOR, "played"))
-        holders = [await wait_until_loaded(store, version, LOAD_S) for version in versions]
+        holders = [await _holders(store, version) for version in versions]
         common = set.intersection(*({one.gateway_id for one in rows} for rows in holders))
         keys = await probe_keys(store, [*common])
         session = await stack.enter_async_context(pinned_calls.session())
@@ -159,3 +159,12 @@ async def engine_table(
             session=session,
             rooms=[asyncio.Semaphore(AT_ONCE) for _ in sound],
         )
+
+
+async def _holders(store: Store, version: int) -> Sequence[GatewayRow]:
+    """Return the gateways that hold a proposed policy. One that was silent for long is awaited."""
+    for _ in range(_TRIES):
+        if gateways := await wait_until_loaded(store, version, LOAD_S):
+            return gateways
+        await asyncio.sleep(pinned_calls.PAUSE_S)
+    return ()

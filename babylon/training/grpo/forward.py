@@ -25,6 +25,7 @@ from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
+from babylon.training.grpo.router_balance import RouterBalance, router_balance
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import (
     Loss,
@@ -75,6 +76,8 @@ class PolicyForward:
             value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
         entropy_gradient: entropies have a gradient, which costs a pass over the logits.
+        router_loss: weight of the auxiliary loss of a mixture's routers, added in ``accumulate``.
+            It costs a forward pass.
         path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
             ``padded``, with a warning.
     """
@@ -86,6 +89,7 @@ class PolicyForward:
         max_tokens: int | None = None,
         path: Path | None = None,
         entropy_gradient: bool = False,
+        router_loss: float = 0.0,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
@@ -94,6 +98,7 @@ class PolicyForward:
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         self.keep_tokens = 0 if max_tokens else KEPT_PORTIONS * self.max_tokens
+        self.balance: RouterBalance | None = None
         self.path: Path = path or "padded"
         if path is None:
             reason = _why_unsupported(model) or self._why_not_equal()
@@ -101,6 +106,10 @@ class PolicyForward:
                 self.path = "packed" if next(model.parameters()).is_cuda else "piecewise"
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
+        if router_loss:
+            if self.path == "padded":
+                raise ValueError("ROUTER_AUX_LOSS needs shared prefixes, and calls are padded")
+            self.balance = router_balance(_causal_lm(model).base_model, router_loss)
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
@@ -167,6 +176,7 @@ class PolicyForward:
             max_tokens=self.max_tokens,
             keep_tokens=self.keep_tokens,
             entropy_gradient=self.entropy_gradient,
+            balance=self.balance,
         )
 
     def _why_not_equal(self) -> str | None:
@@ -327,17 +337,20 @@ class FittingForward:
         groups: Sequence[Mapping[str, Any]] = (),
         *,
         entropy_gradient: bool = False,
+        router_loss: float = 0.0,
         checkpointing: bool = False,
     ) -> None:
         self._model = model
+        self._options: dict[str, Any] = {
+            "entropy_gradient": entropy_gradient,
+            "router_loss": router_loss,
+        }
         self.halvings = 0
         self._device = next(model.parameters()).device.type
         known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
         tokens, recompute = known.get(self._device, (None, False))
         with mixed_precision(model):
-            self.forward = PolicyForward(
-                model, max_tokens=max_tokens or tokens, entropy_gradient=entropy_gradient
-            )
+            self.forward = PolicyForward(model, max_tokens=max_tokens or tokens, **self._options)
         self.checkpointing = (checkpointing or recompute) and checkpoint_activations(model)
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -395,7 +408,7 @@ class FittingForward:
             self._model,
             max_tokens=before.max_tokens if before.keep_tokens else before.max_tokens // 2,
             path=before.path,
-            entropy_gradient=before.entropy_gradient,
+            **self._options,
         )
         if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:
             # each time, because the line above sets eval mode

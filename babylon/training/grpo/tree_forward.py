@@ -14,6 +14,7 @@ recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +34,7 @@ from babylon.training.grpo.attention.tree_attention import (
 )
 from babylon.training.grpo.portions import Portion, cut
 from babylon.training.grpo.prefix_tree import PrefixTree
+from babylon.training.grpo.router_balance import RouterBalance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class TreeForward:
     max_tokens: int
     keep_tokens: int = 0  # of portions whose descendants run
     entropy_gradient: bool = False
+    balance: RouterBalance | None = None
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
@@ -123,8 +126,25 @@ class TreeForward:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
         with tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
+            if self.balance is not None:
+                with torch.no_grad(), self.balance.counted():
+                    for root in window.roots:
+                        window.read(root)
             for root in window.roots:
                 window.train(root, loss, self.keep_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a pass over a portion found.
+
+    ``place`` ``[M]`` of the chosen terms, their logprobs and entropies ``values`` ``[2, M]``, and
+    the portion's part of the routers' loss.
+    """
+
+    place: Tensor
+    values: Tensor
+    balance: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +207,19 @@ class _TreePass:
         self._backward(number, loss, kept)
         self.caches.pop(number, None)
 
-    def _store(self, number: int, chosen: Chosen) -> tuple[Tensor, Tensor]:
+    def _store(self, number: int, chosen: Chosen) -> "_Found":
         portion = self.portions[number]
         if portion.children:
             self.caches[number] = KeyValueCache()
-        place, values = self._forward(number, chosen)
-        self.values[:, place] = values.detach()
-        return place, values
+        found = self._forward(number, chosen)
+        self.values[:, found.place] = found.values.detach()
+        return found
 
-    def _backward(self, number: int, loss: Loss, kept: tuple[Tensor, Tensor] | None) -> None:
+    def _backward(self, number: int, loss: Loss, kept: "_Found | None") -> None:
         portion = self.portions[number]
         terms = portion.terms
-        place, found = kept or self._forward(number, np.ones_like(terms.final))
+        forwarded = kept or self._forward(number, np.ones_like(terms.final))
+        place, found = forwarded.place, forwarded.values
         self.values[1, place] = found[1].detach()
         total = (found * self.grads[:, place]).sum()  # calls that end in a descendant
         calls = np.unique(terms.call[terms.final])
@@ -211,7 +232,7 @@ class _TreePass:
                 entropy=torch.where(mask, values[1, index], 0.0),
             )
             total = total + loss(group, taken)
-        backward(total)
+        backward(total if forwarded.balance is None else total + forwarded.balance)
         if known.grad is not None:
             self.grads[:, places] = known.grad
 
@@ -228,11 +249,12 @@ class _TreePass:
         index = torch.searchsorted(places, place[ours])
         return places, known.index_copy(1, index, found[:, ours]), known
 
-    def _forward(self, number: int, chosen: Chosen) -> tuple[Tensor, Tensor]:
-        """Places ``[M]`` of the chosen terms, and their logprobs and entropies ``[2, M]``."""
-        portion = self.portions[number]
+    def _forward(self, number: int, chosen: Chosen) -> "_Found":
+        portion, balance = self.portions[number], self.model.balance
         terms, device = portion.terms, self.values.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
+        if balance is not None:  # the last layer's router counts too
+            rows = np.arange(len(portion.tokens))
         pairs = np.stack(
             [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
         )
@@ -252,12 +274,13 @@ class _TreePass:
             ],
             own=self.caches.get(number),
         )
-        output = self.model.backbone(
-            input_ids=tensor(portion.tokens)[None],
-            position_ids=tensor(portion.positions)[None],
-            use_cache=False,
-            run=run,
-        )
+        with nullcontext([]) if balance is None else balance.watch() as routed:
+            output = self.model.backbone(
+                input_ids=tensor(portion.tokens)[None],
+                position_ids=tensor(portion.positions)[None],
+                use_cache=False,
+                run=run,
+            )
         logprobs, entropy = token_values(
             self.model.head,
             self.model.vocabulary,
@@ -268,7 +291,16 @@ class _TreePass:
         )
         if not self.model.entropy_gradient:  # its backward pass costs a pass over the logits
             entropy = entropy.detach()
-        return tensor(terms.place[chosen][order]), torch.stack([logprobs, entropy])
+        extra = None
+        if balance is not None and torch.is_grad_enabled():
+            extra = balance.loss(routed, tensor(portion.calls))
+        elif balance is not None and balance.counting:
+            balance.count(routed, tensor(portion.calls))
+        return _Found(
+            place=tensor(terms.place[chosen][order]),
+            values=torch.stack([logprobs, entropy]),
+            balance=extra,
+        )
 
 
 def token_values(

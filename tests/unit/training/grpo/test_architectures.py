@@ -68,6 +68,28 @@ def test_a_model_with_state_is_padded_and_the_log_names_its_layers(
     check(model, shared_calls(), [("padded", 2000)])
 
 
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_the_routers_loss_is_that_of_transformers(kind: str) -> None:
+    """Shared tokens count once for each call, as in a padded batch."""
+    model, calls = architecture(kind), shared_calls()
+    inputs = [torch.tensor([*one.prompt, *one.completion][:-1]) for one in calls]
+    ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(i) for i in inputs], batch_first=True)
+    out = model(input_ids=ids, attention_mask=mask, output_router_logits=True)
+    (0.5 * out.aux_loss).backward()
+    reference = gradient(model)
+    for bound, kept in ((10_000, 0), (60, 0), (60, 10_000)):
+        forward = PolicyForward(model, max_tokens=bound, router_loss=0.5)
+        forward.keep_tokens = kept
+        forward.accumulate(compile_tree(calls), lambda _, values: 0 * values.logprobs.sum())
+        assert_same_gradient(gradient(model), reference)
+
+
+def test_a_model_without_routers_has_no_such_loss() -> None:
+    with pytest.raises(ValueError, match=r"ROUTER_AUX_LOSS=0.1, but MistralModel has no routers"):
+        PolicyForward(architecture("mistral"), router_loss=0.1)
+
+
 def test_an_entropy_bonus_has_the_gradient_of_the_entropy() -> None:
     """Also where a call spans several portions, with a soft cap after the head."""
     model, calls = architecture("gemma2"), shared_calls()
