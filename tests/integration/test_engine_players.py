@@ -18,6 +18,7 @@ from babylon.evaluation.arena.engine_players import EngineTable, engine_table, e
 from babylon.evaluation.arena.play import play
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
 from babylon.game.market.transcripts import scripted_chats
 from babylon.serving import pinned_calls
@@ -64,8 +65,8 @@ async def test_the_engine_draws_the_replies_that_this_process_would(
     async with engine_table(stack.store, "babylon", [0, 1]) as table:
         assert table is not None
         for version, path in enumerate(checkpoints):
-            served = await table.answers(version, chats, seeds)
-            assert served == await asyncio.to_thread(reply_policy(str(path)), chats, seeds)
+            drawn = await table.answers(version, chats, seeds)
+            assert drawn == await asyncio.to_thread(reply_policy(str(path)), chats, seeds)
     assert await stack.rows() == []  # the calls of whole games are not recorded
     outcomes = await stack.store.pool.fetch("SELECT outcome FROM babylon.proposals")
     assert [row["outcome"] for row in outcomes] == ["played", "played"]
@@ -77,6 +78,20 @@ async def test_registered_policies_play_without_a_model_in_this_process(stack: S
         for decide in deciders:
             plays = await asyncio.to_thread(play, decide, WORLDS, seats=2, copies=2)
             assert len(plays.pnl) == len(WORLDS)
+
+
+async def test_a_task_of_ones_own_is_played_by_the_engine_too(stack: Stack) -> None:
+    policies = [await get_policy(stack.store, version) for version in (0, 1)]
+    async with served(stack.store, "babylon", *policies) as endpoints:
+        for version, endpoint in enumerate(endpoints):
+            answer = await endpoint.client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": "1+1="}],
+                max_tokens=4,
+                seed=1,
+            )
+            assert (answer.model, endpoint.model) == (f"babylon-v{version}",) * 2
+    assert await stack.rows() == []
 
 
 async def test_without_a_gateway_checkpoints_are_loaded_here(
