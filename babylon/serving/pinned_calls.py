@@ -89,7 +89,7 @@ async def completion(
                 problem = f"{response.status} {(await response.text())[:200]}"
                 if response.status not in again:
                     break
-        except TimeoutError:
+        except TimeoutError:  # not again: it waited for minutes
             problem = f"no answer within {TIMEOUT_S:g} s"
             break
         except aiohttp.ClientError as error:

@@ -22,10 +22,17 @@ from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
 from babylon.game.market.transcripts import scripted_chats
 from babylon.serving import pinned_calls
+from babylon.serving.engine.engine_process import make_app
 from babylon.store import Store
 from babylon.store.gateways import GatewayRow
 from babylon.store.policies import get_policy
-from tests.integration.test_serving import Stack, register, running_stack, until_healthy
+from tests.integration.test_serving import (
+    Stack,
+    register,
+    running_gateway,
+    running_stack,
+    until_healthy,
+)
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 WORLDS = unseen_scenarios("test", "engine players", 3, Rules(ticks=2))
@@ -72,6 +79,29 @@ async def test_the_engine_draws_the_replies_that_this_process_would(
     assert [row["outcome"] for row in outcomes] == ["played", "played"]
 
 
+async def test_a_gateway_that_was_started_again_is_asked_with_its_new_key(
+    store: Store, settings: Settings, checkpoints: list[Path]
+) -> None:
+    await register(store, checkpoints)
+    chats = [[{"role": "user", "content": "m1 0.50"}]]
+    async with TestServer(make_app(), host="127.0.0.1") as engine:
+        url = str(engine.make_url("")).rstrip("/")
+        async with running_gateway(store, settings, url) as first:
+            await until_healthy(first)
+            # Entered here and left below: the match outlives the gateway.
+            match = engine_table(store, "babylon", [0])
+            table = await match.__aenter__()
+        assert table is not None
+        async with running_gateway(store, settings, url) as second:
+            await until_healthy(second)
+            moved = replace(table.gateways[0], url=second)
+            table = replace(table, gateways=[moved])
+            before = list(table.keys)
+            assert len(await table.answers(0, chats, [1])) == 1
+            assert table.keys != before
+            await match.__aexit__(None, None, None)
+
+
 async def test_registered_policies_play_without_a_model_in_this_process(stack: Stack) -> None:
     known = [replace(player, enter=unloadable) for player in await players(stack.store)]
     async with entered(stack.store, "babylon", 0, known) as deciders:
@@ -105,7 +135,7 @@ async def test_without_a_gateway_checkpoints_are_loaded_here(
 
 
 async def test_an_engine_that_restarts_is_waited_for_and_another_policy_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses, versions = [503, 404, 200, 200, 400], iter(["7", "5"])
 
@@ -120,6 +150,7 @@ async def test_an_engine_that_restarts_is_waited_for_and_another_policy_is_refus
     app.router.add_post("/v1/chat/completions", chat)
     async with TestServer(app, host="127.0.0.1") as server, pinned_calls.session() as session:
         table = EngineTable(
+            store=store,
             model="babylon",
             gateways=[GatewayRow(gateway_id="g", url=str(server.make_url("")), route_version=1)],
             keys=["key"],

@@ -12,7 +12,7 @@ share of equal replies.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -42,9 +42,10 @@ AUTHOR = "arena"
 class EngineTable:
     """Gateways that hold all policies of a match, and their keys for its calls."""
 
+    store: Store
     model: str
     gateways: Sequence[GatewayRow]
-    keys: Sequence[str]
+    keys: list[str]
     session: aiohttp.ClientSession
     rooms: Sequence[asyncio.Semaphore]
 
@@ -73,19 +74,34 @@ class EngineTable:
             "seed": seed,
         }
         async with self.rooms[place]:
-            try:
-                answer, served = await pinned_calls.completion(
-                    self.session, gateway, self.keys[place], body, tries=_TRIES, again=_AGAIN
-                )
-            except ServingError as error:
-                status = str(error).partition(" ")[0]  # the rest may quote the chat
-                raise ServingError(
-                    f"policy {version} does not answer at {gateway} ({status}): look at its"
-                    " engine's log"
-                ) from None
+            answer, served = await self._completion(place, version, body)
         if served != str(version):
             raise ServingError(f"policy {served} answered for {name} at {gateway}: restart it")
         return msgspec.json.decode(answer, type=_Completion).choices[0].message.content or ""
+
+    async def _completion(
+        self, place: int, version: int, body: Mapping[str, object]
+    ) -> tuple[bytes, str | None]:
+        gateway, status = self.gateways[place], ""
+        for _ in range(_TRIES):
+            key = self.keys[place]
+            try:
+                return await pinned_calls.completion(
+                    self.session, gateway, key, body, tries=_TRIES, again=_AGAIN
+                )
+            except ServingError as error:
+                status = str(error).partition(" ")[0]  # the rest may quote the chat
+            if status != "401":
+                break
+            # A gateway that was started again has another key, which it announces in seconds.
+            known = (await probe_keys(self.store, [gateway.gateway_id])).get(gateway.gateway_id)
+            if await pinned_calls.other_program(self.session, gateway, known) is None and known:
+                self.keys[place] = str(match_key(known))
+            if self.keys[place] == key:
+                await asyncio.sleep(pinned_calls.PAUSE_S)
+        raise ServingError(
+            f"policy {version} does not answer at {gateway} ({status}): look at its engine's log"
+        )
 
 
 class _Message(msgspec.Struct):
@@ -143,6 +159,7 @@ async def engine_table(
         common = set.intersection(*({one.gateway_id for one in rows} for rows in holders))
         keys = await probe_keys(store, [*common])
         session = await stack.enter_async_context(pinned_calls.session())
+        # A gateway that holds one policy only cannot play: pairs must meet the same engine.
         problem, sound = "they hold different policies", []
         for gateway in holders[-1]:
             if gateway.gateway_id in common:
@@ -153,6 +170,7 @@ async def engine_table(
         if not sound:
             raise ServingError(f"no gateway can play a match: {problem}")
         yield EngineTable(
+            store=store,
             model=model,
             gateways=sound,
             keys=[str(match_key(keys[one.gateway_id])) for one in sound],

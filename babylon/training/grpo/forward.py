@@ -1,7 +1,8 @@
 """Log-probabilities of logged completions and their gradient: the only interface to the model.
 
-Three paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
-with FlexAttention or with plain attention piece by piece. ``padded`` pads calls into batches, for
+Four paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
+with FlexAttention or with plain attention piece by piece, and ``stateful`` node by node, for layers
+with a state. ``padded`` pads calls into batches, for
 models without standard attention. When memory runs out, ``FittingForward`` repeats the work in
 smaller portions, then fails with advice.
 """
@@ -26,6 +27,7 @@ from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
 from babylon.training.grpo.router_balance import RouterBalance, router_balance
+from babylon.training.grpo.stateful import STATEFUL, StatefulForward
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import (
     Loss,
@@ -36,7 +38,7 @@ from babylon.training.grpo.tree_forward import (
     flat_places,
 )
 
-Path = Literal["packed", "piecewise", "padded"]
+Path = Literal["packed", "piecewise", "stateful", "padded"]
 logger = logging.getLogger(__name__)
 CUDA_PORTION_TOKENS = 16_384
 # a CPU is fastest when the activations of a layer fit into its cache, so wide models get smaller
@@ -78,8 +80,8 @@ class PolicyForward:
         entropy_gradient: entropies have a gradient, which costs a pass over the logits.
         router_loss: weight of the auxiliary loss of a mixture's routers, added in ``accumulate``.
             It costs a forward pass.
-        path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
-            ``padded``, with a warning.
+        path: None: ``packed`` on CUDA, else ``piecewise``, or ``stateful`` for layers with a state.
+            For models that these do not support, ``padded``, with a warning.
     """
 
     def __init__(
@@ -101,14 +103,18 @@ class PolicyForward:
         self.balance: RouterBalance | None = None
         self.path: Path = path or "padded"
         if path is None:
-            reason = _why_unsupported(model) or self._why_not_equal()
+            kernel: Path = "packed" if device == "cuda" else "piecewise"
+            if _causal_lm(model).config.model_type in STATEFUL:
+                kernel = "stateful"
+            # the kernel that is probed is the one that is used
+            reason = _why_unsupported(model, kernel) or self._why_not_equal(kernel)
             if reason is None:
-                self.path = "packed" if next(model.parameters()).is_cuda else "piecewise"
+                self.path = kernel
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
         if router_loss:
-            if self.path == "padded":
-                raise ValueError("ROUTER_AUX_LOSS needs shared prefixes, and calls are padded")
+            if self.path in ("padded", "stateful"):
+                raise ValueError(f"ROUTER_AUX_LOSS has no form where calls are {self.path}")
             self.balance = router_balance(_causal_lm(model).base_model, router_loss)
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
@@ -166,8 +172,16 @@ class PolicyForward:
             with sequences_of(model.base_model, max(lengths[call] for call in calls)):
                 yield calls, tree if len(calls) == len(lengths) else tree.only(calls)
 
-    def _shared(self, path: Path) -> TreeForward:
+    def _shared(self, path: Path) -> TreeForward | StatefulForward:
         model = _causal_lm(self.model)
+        if path == "stateful":
+            return StatefulForward(
+                backbone=cast(PreTrainedModel, model.base_model),
+                head=partial(head_alone, model),
+                vocabulary=model.config.vocab_size,
+                max_tokens=self.max_tokens,
+                entropy_gradient=self.entropy_gradient,
+            )
         return TreeForward(
             backbone=cast(PreTrainedModel, model.base_model),
             head=partial(head_alone, model),
@@ -179,10 +193,9 @@ class PolicyForward:
             balance=self.balance,
         )
 
-    def _why_not_equal(self) -> str | None:
+    def _why_not_equal(self, kernel: Path) -> str | None:
         """Compare a probe's values, for features that no configuration shows."""
         weight = next(self.model.parameters())
-        kernel: Path = "packed" if weight.is_cuda else "piecewise"  # the one that is used
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
@@ -227,7 +240,7 @@ def _causal_lm(model: nn.Module) -> PreTrainedModel:
     return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
-def _why_unsupported(model: nn.Module) -> str | None:
+def _why_unsupported(model: nn.Module, kernel: Path) -> str | None:
     adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
     kinds = {str(c.peft_type.value) for c in adapters}
     if kinds - {"LORA"}:
@@ -237,6 +250,8 @@ def _why_unsupported(model: nn.Module) -> str | None:
     config = model.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
+    if kernel == "stateful":
+        return None
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", _SLIDING}
     if kinds:
         return f"it has layers of type {', '.join(sorted(kinds))}, whose state no tree shares"
@@ -351,7 +366,7 @@ class FittingForward:
         tokens, recompute = known.get(self._device, (None, False))
         with mixed_precision(model):
             self.forward = PolicyForward(model, max_tokens=max_tokens or tokens, **self._options)
-        self.checkpointing = (checkpointing or recompute) and checkpoint_activations(model)
+        self.checkpointing = (checkpointing or recompute) and self._checkpoint()
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
         """Store the portion that fitted, if memory ran out."""
@@ -412,7 +427,11 @@ class FittingForward:
         )
         if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:
             # each time, because the line above sets eval mode
-            self.checkpointing = checkpoint_activations(self._model)
+            self.checkpointing = self._checkpoint()
+
+    def _checkpoint(self) -> bool:
+        """Recompute activations, except where layers take states, which transformers drops then."""
+        return self.forward.path != "stateful" and checkpoint_activations(self._model)
 
 
 def mixed_precision(model: nn.Module) -> AbstractContextManager[object]:

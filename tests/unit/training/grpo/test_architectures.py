@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.forward import FittingForward, Path, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 from tests.unit.training.grpo.architectures import ARCHITECTURES, architecture
@@ -58,13 +58,29 @@ def test_the_tree_gives_every_architecture_the_gradient_of_the_formula(
     check(model, shared_calls())
 
 
-def test_a_model_with_state_is_padded_and_the_log_names_its_layers(
+def test_a_models_states_are_kept_where_the_tree_branches(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """In one group, in several, and without sharing."""
     model = architecture("qwen3_next")
+    assert PolicyForward(model).path == "stateful", caplog.text
+    check(model, shared_calls(), [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])
+    passes = [0]
+    model.model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    tree = compile_tree(shared_calls())
+    PolicyForward(model, max_tokens=10_000, path="stateful").logprobs(tree)
+    assert passes[0] == len(tree.nodes)
+    fitting = FittingForward(model, None, checkpointing=True)
+    assert not fitting.checkpointing  # it would drop the states
+
+
+def test_a_model_with_other_states_is_padded_and_the_log_names_its_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = architecture("lfm2", layer_types=["conv", "full_attention"])
     with caplog.at_level(logging.WARNING):
         assert PolicyForward(model).path == "padded"
-    assert "layers of type linear_attention, whose state no tree shares" in caplog.text
+    assert "layers of type conv, whose state no tree shares" in caplog.text
     check(model, shared_calls(), [("padded", 2000)])
 
 
