@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from peft import get_peft_model
@@ -53,7 +53,8 @@ def save_policy(kind: PolicyKind, directory: Path) -> Path:
     dtype = torch.float32 if kind.precision == "fp32" else torch.bfloat16
     model = build_model(kind.config, 1, device=device, dtype=dtype)
     tokenizer = _tokenizer(int(kind.config.vocab_size))
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    generation: Any = model.generation_config
+    generation.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -60,9 +60,10 @@ class EngineTable:
 
     async def answers(self, version: int, chats: Sequence[Chat], seeds: Sequence[int]) -> list[str]:
         """Return a reply to each chat, drawn with its seed."""
-        turns = cycle(range(len(self.gateways)))
-        asked = zip(chats, seeds, turns, strict=False)
-        return await asyncio.gather(*(self._one(place, version, *one) for *one, place in asked))
+        asked = zip(chats, seeds, cycle(range(len(self.gateways))), strict=False)
+        return await asyncio.gather(
+            *(self._one(place, version, chat, seed) for chat, seed, place in asked)
+        )
 
     async def _one(self, place: int, version: int, chat: Chat, seed: int) -> str:
         gateway, name = self.gateways[place], f"{self.model}-v{version}"
@@ -160,7 +161,8 @@ async def engine_table(
         keys = await probe_keys(store, [*common])
         session = await stack.enter_async_context(pinned_calls.session())
         # A gateway that holds one policy only cannot play: pairs must meet the same engine.
-        problem, sound = "they hold different policies", []
+        problem = "they hold different policies"
+        sound: list[GatewayRow] = []
         for gateway in holders[-1]:
             if gateway.gateway_id in common:
                 key = keys.get(gateway.gateway_id)

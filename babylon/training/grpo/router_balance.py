@@ -14,6 +14,7 @@ that several calls share counts once for each of them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def router_balance(backbone: nn.Module, weight: float) -> RouterBalance:
         ValueError: the model has no routers whose logits transformers records.
     """
     recorder = (getattr(backbone, "_can_record_outputs", None) or {}).get("router_logits")
-    config = getattr(backbone, "config", None)
+    config: Any = getattr(backbone, "config", None)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if recorder is None or not experts:
         raise ValueError(
@@ -98,7 +99,7 @@ def router_balance(backbone: nn.Module, weight: float) -> RouterBalance:
     return RouterBalance(
         routers=routers,
         experts=int(experts),
-        active=int(config.num_experts_per_tok),  # type: ignore[union-attr]
+        active=int(config.num_experts_per_tok),
         weight=weight,
         load=torch.zeros(int(experts), device=device),
     )

@@ -14,7 +14,7 @@ recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -274,7 +274,10 @@ class _TreePass:
             ],
             own=self.caches.get(number),
         )
-        with nullcontext([]) if balance is None else balance.watch() as routed:
+        watched: AbstractContextManager[list[Tensor]] = (
+            nullcontext([]) if balance is None else balance.watch()
+        )
+        with watched as routed:
             output = self.model.backbone(
                 input_ids=tensor(portion.tokens)[None],
                 position_ids=tensor(portion.positions)[None],

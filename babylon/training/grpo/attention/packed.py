@@ -7,7 +7,7 @@ integers a key, and the table of non-empty 128 x 128 blocks is computed from the
 from collections.abc import Callable
 from functools import cache, lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -202,11 +202,13 @@ def compiled_apart(variant: Callable[..., Any], backend: Any = "inductor") -> Ca
     memory. Therefore each variant, dtype, gradient mode and mask has a code object of its own, and
     only sizes are left to recompile for.
     """
+    made = cast(FunctionType, variant)
     own = FunctionType(
-        variant.__code__.replace(),
-        variant.__globals__,
-        variant.__name__,
-        variant.__defaults__,
-        variant.__closure__,
+        made.__code__.replace(),
+        made.__globals__,
+        made.__name__,
+        made.__defaults__,
+        made.__closure__,
     )
-    return torch.compile(own, dynamic=True, backend=backend)
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=True, backend=backend)
+    return compiled
