@@ -16,7 +16,7 @@ WINDOWS ?= 12
 SEED ?= 1
 
 .PHONY: help setup demo check test-fast test test-slow smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
-  bench bench-trainer bench-gateway bench-dataset clean
+  gpu bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -104,6 +104,10 @@ $(EXPORTS)/.installed: Makefile
 test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the libraries that they are for
 	$(BIN)/python -m tests.exports.write_files $(EXPORTS)/files
 	$(EXPORTS)/bin/python tests/exports/load_files.py $(EXPORTS)/files
+
+# VLLM_PYTHON names the Python of a vLLM; without it, the embedded engine serves.
+gpu: $(STAMP) ## Everything that needs a GPU: parts of ten minutes, resumed by the next call, one table
+	$(BIN)/python -m benchmarks.gpu_day
 
 bench-dataset: $(STAMP) ## 10,000 trajectories to files ready for a commit
 	$(BIN)/python -m benchmarks.dataset

@@ -24,7 +24,7 @@ def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json 
 
     settings = load_settings()
     checked, results, difference, directory = with_store(
-        settings, page.compare, settings.home, settings.seed, suite, (a, b)
+        settings, page.compare, settings.home, settings.seed, suite, (a, b), settings.model.name
     )
     if json:
         print_json(
@@ -54,7 +54,9 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
         def entered(name: str, done: int, total: int) -> None:
             progress.update(bar, description=name, completed=done, total=total)
 
-        checked, standings = with_store(settings, page.rank, suite, settings.seed, entered)
+        checked, standings = with_store(
+            settings, page.rank, suite, settings.seed, settings.model.name, entered
+        )
     if json:
         records = [page.standing_record(one) for one in standings]
         print_json({**page.suite_record(checked), "standings": records})

@@ -31,7 +31,7 @@ from babylon.store import Store
 
 
 async def compare(
-    store: Store, home: Home, seed: int, suite: str, players: tuple[str, str]
+    store: Store, home: Home, seed: int, suite: str, players: tuple[str, str], model: str
 ) -> tuple[CheckedSuite, dict[str, PlayerResult], Interval, str]:
     """Let two players play a suite.
 
@@ -46,7 +46,7 @@ async def compare(
     if names[0] == names[1]:
         raise ArenaError(f"{names[0]} cannot be compared with itself: name two players")
     checked = await check_suite(store, find_suite(suite))
-    results = {p.name: await player_result(store, checked, p, seed) for p in found}
+    results = {p.name: await player_result(store, checked, p, seed, model) for p in found}
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
     directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{checked.suite}-{'-vs-'.join(names)}")
@@ -58,12 +58,12 @@ async def compare(
 
 
 async def rank(
-    store: Store, suite: str, seed: int, entered: PlayerStarted
+    store: Store, suite: str, seed: int, model: str, entered: PlayerStarted
 ) -> tuple[CheckedSuite, list[Standing]]:
     """Let every player play a suite; ``entered`` reports progress."""
     checked = await check_suite(store, find_suite(suite))
     players = await all_players(store, seed)
-    return checked, await leaderboard(store, checked, players, seed, entered)
+    return checked, await leaderboard(store, checked, players, seed, model, entered)
 
 
 def print_results(checked: CheckedSuite, results: Mapping[str, PlayerResult | None]) -> None:

@@ -185,16 +185,21 @@ def memory_plan(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Estimate the GPU memory of an update with the present settings, and say what fits."""
+    """Estimate the GPU memory of update, engine and checks with the present settings.
+
+    It exits with 1 if they do not fit one device side by side.
+    """
     from babylon.training.memory_plan import (
         device_memory,
         model_config,
         plan_memory,
         portions_that_fit,
+        share_device,
     )
     from babylon.training.update_options import tuning_options
 
-    training = load_settings().training
+    settings = load_settings()
+    training, serving = settings.training, settings.serving
     memory = device_memory() if device_gib is None else round(device_gib * GIB)
     config = model_config(model)
     # with kept activations: the table of portions says what recomputing them would save
@@ -213,7 +218,21 @@ def memory_plan(
     if memory is not None:
         fitting = portions_that_fit(plan, config, context=context, memory=memory)
         values |= {f"portion_activations_{name}": tokens for name, tokens in fitting.items()}
+        shared = share_device(
+            config,
+            engine="remote" if serving.engine_url else serving.engine,
+            vllm_args=serving.vllm_args,
+            tuning=training.tuning,
+            memory=memory,
+        )
+        values |= {f"{name}_gib": round(one / GIB, 2) for name, one in asdict(shared).items()}
+        beside = portions_that_fit(plan, config, context=context, memory=shared.beside_engine)
+        values |= {f"portion_beside_engine_{name}": tokens for name, tokens in beside.items()}
+        fits = any(beside.values()) and shared.checks <= shared.beside_engine
+        values["fits_beside_engine"] = fits
     show_values(values, json)
+    if memory is not None and not fits:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from babylon.core.home import make_directory
 
 SCOPES = ("infer", "record", "read", "deploy")
 LOCAL = "local"
+MATCH_KEY = "match"
 _PREFIX = "sk-babylon-"
 
 
@@ -44,6 +45,13 @@ def parse_key(text: str) -> ApiKey | None:
     """Parse a key; return ``None`` if it is not one of ours."""
     key_id, found, secret = text.removeprefix(_PREFIX).partition("-")
     return ApiKey(key_id, secret) if found and text.startswith(_PREFIX) else None
+
+
+def match_key(probe_key: str) -> ApiKey:
+    """Return a gateway's key for the calls of whole games, which it does not record."""
+    known = parse_key(probe_key)
+    assert known is not None  # the gateway made it
+    return ApiKey(MATCH_KEY, known.secret)
 
 
 def local_key(home: Path) -> ApiKey:

@@ -225,6 +225,10 @@ class TrainingSettings(Group):
     """Tokens computed at once. It decides memory, never the result, and is halved when memory is
     short. Unset: a number that fits the model and the device.
     """
+    activation_checkpointing: bool = _env(False, "ACTIVATION_CHECKPOINTING")
+    """Recompute activations in the backward pass: less memory, a third more time. It is switched on
+    when memory runs out repeatedly.
+    """
     processes: int = _env(1, "TRAIN_PROCESSES", ge=0)
     """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
     its own. 0: one for each GPU that the worker sees.
@@ -241,6 +245,8 @@ class TrainingSettings(Group):
     """
     entropy_floor: float = _env(0.0, "ENTROPY_FLOOR", ge=0)
     """Entropy, in nats a token, below which a reply gets an entropy bonus. 0: no bonus."""
+    router_loss: float = _env(0.0, "ROUTER_AUX_LOSS", ge=0)
+    """Weight of the loss that keeps the experts of a mixture equally busy. It costs a pass."""
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         _env("token_truncate", "IMPORTANCE")
     )

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 
-from babylon.core.errors import ArtifactError, ModelError
+from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest
 from babylon.deployment.rollback import roll_back
-from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
-from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.arena.engine_players import entered
+from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
+from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
-from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import Route, previous_champion
@@ -22,8 +22,12 @@ MOST_ROWS = 256  # of a window
 log = logging.getLogger(__name__)
 
 
-async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> Change | None:
+async def keep_promise(
+    store: Store, seed: int, route: Route, claim: Claim, model: str
+) -> Change | None:
     """Add the window's play to the evidence, and roll back if the previous policy is surely better.
+
+    The previous policy plays through the engine that serves ``model``, if there is one.
 
     Return the change of the route, if there is one.
 
@@ -42,8 +46,13 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
         return None
     champion = route.policy_version
     try:
-        pairs = await _pairs(store, seed, claim, champion, before.uri)
-    except (ArtifactError, ModelError) as error:  # evidence that is gone decides nothing
+        player = policy_player(store.home, before, seed)
+        pairs = await _pairs(store, seed, claim, champion, player, model)
+    except (
+        ArtifactError,
+        ModelError,
+        ServingError,
+    ) as error:  # evidence that is gone decides nothing
         log.warning("window %s is not compared with the policy before: %s", claim.window_id, error)
         return None
     pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
@@ -59,7 +68,7 @@ async def keep_promise(store: Store, seed: int, route: Route, claim: Claim) -> C
 
 
 async def _pairs(
-    store: Store, seed: int, claim: Claim, champion: int, predecessor: str
+    store: Store, seed: int, claim: Claim, champion: int, predecessor: Player, model: str
 ) -> list[FleetPair]:
     """Return the pairs of the window; none if its play or its worlds are unknown."""
     row = await get_window(store, claim.window_id)
@@ -69,10 +78,8 @@ async def _pairs(
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)
-    return await asyncio.to_thread(
-        pairs_of,
-        rebuilt.scenarios,
-        {own.trajectory_id: own for own in found},
-        champion,
-        lambda: checkpoint_player(fetch_checkpoint(store.home, predecessor), seed),
-    )
+    played = {own.trajectory_id: own for own in found}
+    if not (worlds := own_worlds(rebuilt.scenarios, played, champion)):
+        return []
+    async with entered(store, model, seed, [predecessor]) as (decide,):
+        return await asyncio.to_thread(pairs_of, worlds, decide)

@@ -5,10 +5,11 @@ so a model of the hub stays unchecked.
 """
 
 import asyncio
+import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -51,6 +52,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _disk(home),
         *await check_state(open_store(settings), embedded=settings.database.url is None),
         check_base_model(settings.model, settings.home),
+        *await check_gpu_memory(settings.model, settings.environment()),
         *await check_vllm(settings.serving),
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(home, "engine", serving.engine_here[1], "ENGINE_PORT"),
@@ -144,6 +146,46 @@ def _model_problem(directory: Path) -> str | None:
         except (SafetensorError, OSError) as error:
             return f"{path} is damaged ({error}): copy or download the model of BASE_MODEL again"
     return None
+
+
+async def check_gpu_memory(
+    model: ModelSettings, environment: Mapping[str, str], *more: str
+) -> list[Finding]:
+    """Check that update, engine and checks fit one GPU. Nothing without a GPU or a local model.
+
+    A process of its own counts, as `babylon model memory` with ``more`` options.
+    """
+    path = None if model.base is None or model.base.startswith(EMBEDDED) else Path(model.base)
+    if path is None or not path.is_dir():
+        return []
+    command = [sys.executable, "-m", "babylon", "model", "memory", str(path), "--json", *more]
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        env=dict(environment),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await child.communicate()
+    name = "gpu memory"
+    try:
+        plan = json.loads(out)
+    except json.JSONDecodeError:
+        reason = (err.decode().strip().splitlines() or ["no output"])[-1]
+        return [Finding(name=name, ok=None, required=False, detail=f"cannot be planned: {reason}")]
+    if "fits_beside_engine" not in plan:  # no GPU
+        return []
+    fits = bool(plan["fits_beside_engine"])
+    detail = (
+        f"the engine takes {plan['engine_gib']:g} GiB and leaves {plan['beside_engine_gib']:g} to"
+        f" an update ({plan['total_gib']:g} in its largest portions) and to the checks"
+        f" ({plan['checks_gib']:g})"
+    )
+    if not fits:
+        detail += (
+            ": lower --gpu-memory-utilization in VLLM_ARGS, set BASE_PRECISION=bf16 or"
+            " ACTIVATION_CHECKPOINTING=1, or give the worker a GPU of its own"
+        )
+    return [Finding(name=name, ok=fits, required=False, detail=detail)]
 
 
 async def check_vllm(serving: ServingSettings) -> list[Finding]:

@@ -51,7 +51,9 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     if decided and decided.change:
         routes = await all_routes(store)
     if not verdict.promote:
-        back = await keep_promise(store, settings.seed, routes[0], verdict.claim)
+        back = await keep_promise(
+            store, settings.seed, routes[0], verdict.claim, settings.model.name
+        )
         return _not_deployed(verdict, back or routes[0], decided, verdict.reason, change=back)
     await _require_lead(store, verdict, routes)
     try:

@@ -14,14 +14,15 @@ import msgspec
 
 from babylon.core.settings import EvaluationSettings, Settings
 from babylon.core.types import Trained, Verdict
+from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.frozen import frozen_check, withheld
 from babylon.evaluation.arena.held_out import held_out_check
 from babylon.evaluation.arena.match import Progress, compare
-from babylon.evaluation.arena.players import checkpoint_player
+from babylon.evaluation.arena.players import policy_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.suite import digest
 from babylon.evaluation.arena.verdicts import match_verdict, recorded_verdict, reported
-from babylon.policies.shared_files import fetch_checkpoints
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
@@ -40,6 +41,7 @@ async def validate_checkpoint(
 
     Raises:
         ModelError: a checkpoint does not load.
+        ServingError: the engine that serves does not load or answer a policy.
     """
     serving, route_version = await champion(store)
     if earlier := await _earlier_verdict(store, trained, serving):
@@ -62,6 +64,7 @@ async def validate_checkpoint(
             seed=settings.seed,
             evaluation=settings.evaluation,
             max_tokens=settings.training.max_tokens,
+            model=settings.model.name,
         )
     # Rejections are stored too: a run that resumes must not play the match again.
     await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
@@ -78,12 +81,16 @@ async def _met(
     seed: int,
     evaluation: EvaluationSettings,
     max_tokens: int | None,
+    model: str,
 ) -> Verdict:
-    """Let the evidence decide: worlds and then recorded play; without worlds, play or a canary."""
+    """Let the evidence decide: worlds and then recorded play; without worlds, play or a canary.
+
+    Both policies answer through the engine that serves, if there is one.
+    """
     if serving.policy_version == trained.policy_version:  # deployed before a crash
         serving = await get_policy(store, trained.parent_version)
-    checkpoint = store.home.resolve(trained.checkpoint_uri)
-    await asyncio.to_thread(fetch_checkpoints, store.home, serving.uri, checkpoint)
+    own, candidate = trained.policy_version, await get_policy(store, trained.policy_version)
+    await asyncio.to_thread(fetch_checkpoint, store.home, candidate.uri)  # for recorded play
     name = f"{seed}:{trained.batch_id}"
     if evaluation.evaluator:
         from babylon.evaluation.tasks.task_gate import task_verdict  # imports openai, for 2 s
@@ -92,27 +99,28 @@ async def _met(
             store,
             trained,
             route_version,
-            serving.uri,
+            serving,
+            candidate,
             progress,
             name=evaluation.evaluator,
             seed=name,
             budget=evaluation.scenarios,
+            model=model,
         )
     worlds = await gate_worlds(store, trained.claim.window_id, name, evaluation)
     if worlds is None:
         played = await held_out_check(store, trained, max_tokens)
         return recorded_verdict(trained, route_version, played)
-    old = await asyncio.to_thread(checkpoint_player, serving.uri, seed)
-    new = await asyncio.to_thread(checkpoint_player, checkpoint, seed)
-    match = await compare(old, new, worlds, progress)
-    won = match.ruling == "promote"
-    check = await held_out_check(store, trained, max_tokens) if won else None
-    suite = await asyncio.to_thread(digest, worlds.scenarios)
-    verdict = match_verdict(trained, route_version, match, suite, check)
-    if verdict.promote:
-        players = {serving.policy_version: old, trained.policy_version: new}
-        own = trained.policy_version
-        verdict = withheld(verdict, await frozen_check(store, worlds, players, own, seed))
+    players = [policy_player(store.home, one, seed) for one in (serving, candidate)]
+    async with entered(store, model, seed, players) as (old, new):
+        match = await compare(old, new, worlds, progress)
+        won = match.ruling == "promote"
+        check = await held_out_check(store, trained, max_tokens) if won else None
+        suite = await asyncio.to_thread(digest, worlds.scenarios)
+        verdict = match_verdict(trained, route_version, match, suite, check)
+        if verdict.promote:
+            both = {serving.policy_version: old, own: new}
+            verdict = withheld(verdict, await frozen_check(store, worlds, both, own, seed))
     directory = claim_name(verdict.claim)
     return await asyncio.to_thread(
         reported, store.home, verdict, match, worlds.scenarios, directory

@@ -43,10 +43,12 @@ async def open_proposals(store: Store) -> list[Proposal]:
 
 
 @asynccontextmanager
-async def proposed(store: Store, policy_version: int, author: str) -> AsyncIterator[int]:
+async def proposed(
+    store: Store, policy_version: int, author: str, purpose: str = "committed"
+) -> AsyncIterator[int]:
     """Open a proposal and renew it while the block runs; yield its id.
 
-    Its outcome is ``committed``, or the error that the block raised.
+    Its outcome is ``purpose``, or the error that the block raised.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -57,7 +59,7 @@ async def proposed(store: Store, policy_version: int, author: str) -> AsyncItera
     outcome = "given up"
     try:
         yield proposal_id
-        outcome = "committed"
+        outcome = purpose
     except Exception as error:
         outcome = str(error) or type(error).__name__
         raise

@@ -6,6 +6,7 @@ width of the active feed-forward layers), and with recomputation only its input.
 the portion that really fits: it halves portions when memory runs out, and remembers the result.
 """
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, ne
 
 _NF4 = 0.5 + 4 / 64  # bytes a weight: four bits, and an fp32 scale for each block of 64
 _MOMENTS = {"adamw": 8.0, "adamw8bit": 2.0}  # bytes a tuned weight
+VLLM_SHARE = 0.9  # of the device, without --gpu-memory-utilization
 _LOGITS = 2**22 * 4 * 3  # bytes of one chunk of the head and its statistics
 
 
@@ -40,6 +42,48 @@ class MemoryPlan:
     def total(self) -> int:
         """Bytes of all parts."""
         return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """Bytes that the programs of a home hold on a device that they share.
+
+    The trainer, the checks before a deployment and recorded play run one after the other, beside
+    the engine. A match runs through the engine and holds nothing itself.
+    """
+
+    engine: int  # as long as it runs
+    checks: int  # one model at a time, in fp32
+    match_without_engine: int  # two models in fp32
+    beside_engine: int  # left for trainer or checks
+
+
+def share_device(
+    config: PreTrainedConfig, *, engine: str, vllm_args: str, tuning: Tuning, memory: int
+) -> DevicePlan:
+    """Plan engine, checks and matches on a device of ``memory`` bytes.
+
+    vLLM takes its share of the device at its start, whatever the model. With full tuning, parent
+    and update are two models: two servers of vLLM, or two copies in the embedded engine.
+    """
+    model, servers = 4 * _weights(config), 2 if tuning == "full" else 1
+    if engine == "vllm":
+        given = re.search(r"--gpu-memory-utilization[ =]([\d.]+)", vllm_args)
+        held = round(memory * servers * (float(given[1]) if given else VLLM_SHARE))
+    else:
+        held = model * servers if engine == "embedded" else 0
+    return DevicePlan(
+        engine=held,
+        checks=model + _LOGITS,
+        match_without_engine=2 * model,
+        beside_engine=memory - held,
+    )
+
+
+def _weights(config: PreTrainedConfig) -> int:
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def device_memory() -> int | None:

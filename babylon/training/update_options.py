@@ -16,6 +16,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         iterations=training.iterations,
         trajectories_per_step=training.batch_size * training.accumulation,
         max_tokens=training.max_tokens,
+        activation_checkpointing=training.activation_checkpointing,
         learning_rate=training.effective_learning_rate,
         target_kl=TARGET_KL if training.learning_rate is None else None,
         warmup_steps=training.warmup_steps,
@@ -27,6 +28,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         kl_penalty=training.kl_penalty,
         anchor_rate=training.anchor_rate,
         entropy_floor=training.entropy_floor,
+        router_loss=training.router_loss,
         grad_clip=training.grad_clip,
         bounds=LossBounds(
             importance=training.importance,

@@ -31,10 +31,6 @@ GRADIENT_CALLS = {"small": 2 * AGENTS, "larger": 4}
 
 def main() -> int:
     options = _parser().parse_args()
-    if options.device == "cuda":
-        from benchmarks.trainer.cuda import run_cuda
-
-        return run_cuda(options.json)
     torch.set_num_threads(options.threads)
     runs = _runs(options.model, options.case)
     chosen = _chosen(options.peers, options.tune)
@@ -60,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tune", choices=("full", "lora"), default="full", help="AgileRL always tunes LoRA"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")

@@ -69,3 +69,16 @@ def test_other_architectures_have_the_gradient_of_the_formula(kind: str) -> None
     loss.mu = [mu.cuda() for mu in loss.mu]
     PolicyForward(model, max_tokens=100, path="packed").accumulate(compile_tree(calls), loss)
     assert_same_gradient(gradient(model).cpu(), reference)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gpt_oss"])
+def test_no_mix_of_dtypes_gradients_and_sizes_exhausts_the_compiler(kind: str) -> None:
+    """Beyond its limit, torch would run FlexAttention with all scores in memory."""
+    model, tree = architecture(kind).cuda(), compile_tree(shared_calls())
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for bound in (30, 60, 100, 300):
+            forward = PolicyForward(model, max_tokens=bound, path="packed")
+            for dtype in (torch.bfloat16, torch.float32):
+                with torch.autocast("cuda", dtype, enabled=dtype == torch.bfloat16):
+                    forward.logprobs(tree)
+                    forward.accumulate(tree, lambda _, values: values.logprobs.sum())

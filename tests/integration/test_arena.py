@@ -324,18 +324,20 @@ async def test_a_suite_whose_worlds_changed_is_refused(store: Store) -> None:
 async def test_what_was_played_once_is_not_played_again(store: Store, quick: Settings) -> None:
     venue = await check_suite(store, SUITE)
     policy = await find_player(store, "0", seed=0)
-    first = await player_result(store, venue, policy, 0)
+    first = await player_result(store, venue, policy, 0, "babylon")
 
     def unplayable() -> Decide:
         raise AssertionError("entered again")
 
-    assert await player_result(store, venue, replace(policy, enter=unplayable), 0) == first
+    known = replace(policy, enter=unplayable)
+    assert await player_result(store, venue, known, 0, "babylon") == first
     with pytest.raises(AssertionError, match="entered again"):
-        await player_result(store, venue, replace(policy, enter=unplayable), 1)
+        await player_result(store, venue, known, 1, "babylon")
 
     news = scripted_player("news", 0)
     other = replace(news, enter=scripted_player("contrarian", 0).enter)
-    assert await player_result(store, venue, news, 0) != await player_result(store, venue, other, 0)
+    first = await player_result(store, venue, news, 0, "babylon")
+    assert first != await player_result(store, venue, other, 0, "babylon")
 
 
 @pytest.mark.parametrize(

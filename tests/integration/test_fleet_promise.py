@@ -9,7 +9,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Claim
 from babylon.core.windows import parse_window_id
-from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
+from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
 from babylon.evaluation.arena.play import scripted
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.game.market.scenario import STARTER
@@ -63,20 +63,17 @@ async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
     worlds = rebuild_rows(rows).scenarios
     names = [play.trajectory_id for world in worlds for play in world.plays]
     all_its_own = {name: by(CHAMPION, name) for name in names}
-    good = pairs_of(worlds, all_its_own, CHAMPION, lambda: scripted(news_follower))
-    bad = pairs_of(worlds, all_its_own, CHAMPION, lambda: scripted(contrarian))
+    assert own_worlds(worlds, all_its_own, CHAMPION) == list(worlds)
+    good = pairs_of(worlds, scripted(news_follower))
+    bad = pairs_of(worlds, scripted(contrarian))
     assert [pair.scenario_id for pair in good] == [world.scenario.scenario_id for world in worlds]
     for pair, world in zip(good, worlds, strict=True):
         earned = [play.pnl_usd for play in world.plays]
         assert pair.fleet_usd == pytest.approx(sum(earned) / len(earned))
     assert sum(p.before_usd for p in good) > sum(p.before_usd for p in bad)
     mixed = all_its_own | {names[0]: by(1, names[0])}
-    assert len(pairs_of(worlds, mixed, CHAMPION, lambda: scripted(contrarian))) == len(worlds) - 1
-
-    def never() -> None:
-        raise AssertionError("nothing is to be played")
-
-    assert pairs_of(worlds, {}, CHAMPION, never) == []  # type: ignore[arg-type]
+    assert len(own_worlds(worlds, mixed, CHAMPION)) == len(worlds) - 1
+    assert own_worlds(worlds, {}, CHAMPION) == []
 
 
 def test_only_a_sure_loss_breaks_the_promise() -> None:

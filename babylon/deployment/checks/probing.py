@@ -6,9 +6,7 @@ sees probes.
 """
 
 import asyncio
-import hmac
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -16,13 +14,12 @@ from typing import Annotated
 import aiohttp
 import msgspec
 
-from babylon.core.probes import IDENTITY_PATH, Ask, ProbeAnswer, identity_proof
+from babylon.core.errors import ServingError
+from babylon.core.probes import Ask, ProbeAnswer
+from babylon.serving import pinned_calls
 from babylon.store.gateways import GatewayRow
 
-TIMEOUT_S = 300.0  # one call, including its wait in the queue
 AT_ONCE = 64  # calls at one gateway; few enough to leave agents their places
-_IDENTITY_TIMEOUT = aiohttp.ClientTimeout(total=5)
-_BUSY, _TRIES, _PAUSE_S = (429, 503), 5, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +63,7 @@ async def probe(
     A gateway first proves that it is the one that announced the address. Otherwise another gateway
     could answer in its place at an address such as ``localhost``.
     """
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with pinned_calls.session() as session:
         found = await asyncio.gather(
             *(
                 _probe_one(session, gateway, questions[number :: len(gateways)], target)
@@ -84,11 +80,12 @@ async def _probe_one(
     target: ProbeTarget,
 ) -> list[Probe]:
     room, key = asyncio.Semaphore(AT_ONCE), target.keys.get(gateway.gateway_id)
-    other = await _other(session, gateway, key)
+    place = session, gateway, target
+    other = await pinned_calls.other_program(session, gateway, key)
 
     async def answer(version: int, ask: Ask) -> ProbeAnswer | Faulty:
         async with room:
-            return other or await _ask(session, gateway, target, version, ask)
+            return Faulty(problem=other) if other else await _ask(*place, version, ask)
 
     async def both(prompt: int, ask: Ask) -> Probe:
         policy, champion = await asyncio.gather(
@@ -99,35 +96,6 @@ async def _probe_one(
     return await asyncio.gather(*(both(prompt, ask) for prompt, ask in questions))
 
 
-async def _other(
-    session: aiohttp.ClientSession, gateway: GatewayRow, key: str | None
-) -> Faulty | None:
-    """Return the reason why the gateway at the address is not the one that announced it."""
-    if key is None:  # the home's key could reach another program there
-        return Faulty(
-            problem=f"{gateway.gateway_id} is of an earlier version, which cannot prove that it"
-            " answers there: restart it with this version"
-        )
-    nonce = secrets.token_hex(16)
-    url = f"{gateway.url.rstrip('/')}{IDENTITY_PATH}?nonce={nonce}"
-    problem = ""
-    for attempt in range(_TRIES):
-        await asyncio.sleep(attempt and _PAUSE_S)
-        try:
-            async with session.get(url, timeout=_IDENTITY_TIMEOUT) as response:
-                said = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            problem = str(error) or type(error).__name__
-            continue
-        if hmac.compare_digest(said, identity_proof(key, gateway.gateway_id, nonce).encode()):
-            return None
-        return Faulty(
-            problem=f"another program answers at {gateway.url}: set GATEWAY_ADDRESS of"
-            f" {gateway.gateway_id} to an address of its own that this machine reaches"
-        )
-    return Faulty(problem=f"nothing answers at {gateway.url} ({problem})")
-
-
 async def _ask(
     session: aiohttp.ClientSession,
     gateway: GatewayRow,
@@ -136,8 +104,6 @@ async def _ask(
     ask: Ask,
 ) -> ProbeAnswer | Faulty:
     name = f"{target.model}-v{version}"
-    # Its own key, never the home's, which another program at the address could use.
-    headers = {"Authorization": f"Bearer {target.keys[gateway.gateway_id]}"}
     body = {
         "model": name,
         "messages": ask.messages,
@@ -147,23 +113,12 @@ async def _ask(
         "logprobs": True,
         "return_token_ids": True,
     }
-    for attempt in range(_TRIES):
-        if attempt:
-            await asyncio.sleep(_PAUSE_S)
-        try:
-            url = f"{gateway.url.rstrip('/')}/v1/chat/completions"
-            async with session.post(url, json=body, headers=headers) as response:
-                if response.status == 200:
-                    served = response.headers.get("x-model-version")
-                    return _checked(await response.read(), name, version, served)
-                problem = f"{response.status} {(await response.text())[:200]}"
-                if response.status not in _BUSY:
-                    return Faulty(problem=problem)
-        except TimeoutError:
-            return Faulty(problem=f"no answer within {TIMEOUT_S:g} s")
-        except aiohttp.ClientError as error:
-            problem = str(error) or type(error).__name__
-    return Faulty(problem=problem)
+    try:
+        key = target.keys[gateway.gateway_id]
+        answer, served = await pinned_calls.completion(session, gateway, key, body)
+    except ServingError as error:
+        return Faulty(problem=str(error))
+    return _checked(answer, name, version, served)
 
 
 class _Logprob(msgspec.Struct):

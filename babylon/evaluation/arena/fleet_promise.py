@@ -13,7 +13,7 @@ and the predecessor returns.
 Worlds that agents share, and play without the market's state (the live game's), give no pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -29,20 +29,16 @@ from babylon.store.fleet_pairs import FleetPair
 BUDGET = 1024  # worlds for which the bets are best
 
 
-def pairs_of(
-    scenarios: Sequence[RecordedScenario],
-    played: Mapping[str, Trajectory],
-    champion: int,
-    predecessor: Callable[[], Decide],
-) -> list[FleetPair]:
-    """Return a pair for each world that the champion alone played, each agent by itself. Blocking.
+def own_worlds(
+    scenarios: Sequence[RecordedScenario], played: Mapping[str, Trajectory], champion: int
+) -> list[RecordedScenario]:
+    """Return the worlds that the champion alone played, each agent by itself.
 
     Args:
         played: trajectory id → the trajectory, whose calls name their policy.
-        predecessor: loads the policy before, if there is anything to play.
     """
     # In a shared market others moved the prices: replayed alone, the world would be another one.
-    own = [
+    return [
         one
         for one in scenarios
         if one.prices == "exact"
@@ -50,10 +46,12 @@ def pairs_of(
         and one.plays
         and all(_by(played.get(each.trajectory_id), champion) for each in one.plays)
     ]
-    if not own:
-        return []
+
+
+def pairs_of(own: Sequence[RecordedScenario], predecessor: Decide) -> list[FleetPair]:
+    """Return a pair for each world, in which the policy before plays. Blocking."""
     worlds = simulated([one.scenario for one in own])
-    before = play(predecessor(), worlds.scenarios)
+    before = play(predecessor, worlds.scenarios)
     return [
         FleetPair(
             scenario_id=one.scenario.scenario_id,

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from babylon.core.errors import ModelError
+from babylon.core.errors import ModelError, ServingError
+from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.play import PlayerResult, play, result_of
 from babylon.evaluation.arena.players import Player, identity_of, policy_player, scripted_player
 from babylon.evaluation.arena.suite import Suite, digest
@@ -50,18 +51,21 @@ async def check_suite(store: Store, suite: Suite) -> CheckedSuite:
 
 
 async def player_result(
-    store: Store, suite: CheckedSuite, player: Player, seed: int
+    store: Store, suite: CheckedSuite, player: Player, seed: int, model: str
 ) -> PlayerResult:
     """Return the player's stored result on this suite, or play it and store the result.
 
+    A policy answers through the engine that serves ``model``, if there is one.
+
     Raises:
         ModelError: The player's checkpoint does not load.
+        ServingError: The engine does not load or answer it.
     """
     identity = identity_of(player, suite.worlds)
     if identity and (known := await stored_result(store, suite.digest, identity, seed)):
         return msgspec.convert(known, PlayerResult)
-    decide = await asyncio.to_thread(player.enter)
-    result = result_of(await asyncio.to_thread(play, decide, suite.worlds))
+    async with entered(store, model, seed, [player]) as (decide,):
+        result = result_of(await asyncio.to_thread(play, decide, suite.worlds))
     if identity:
         await store_result(store, suite.digest, identity, seed, asdict(result))
     return result
@@ -81,6 +85,7 @@ async def leaderboard(
     suite: CheckedSuite,
     players: Sequence[Player],
     seed: int,
+    model: str,
     started: PlayerStarted | None = None,
 ) -> list[Standing]:
     """Return all standings by mean P&L, best first. Players without a result come last."""
@@ -89,8 +94,11 @@ async def leaderboard(
         if started is not None:
             started(player.name, number, len(players))
         try:
-            result = await player_result(store, suite, player, seed)
-        except ModelError as error:  # one broken checkpoint must not stop the comparison
+            result = await player_result(store, suite, player, seed, model)
+        except (
+            ModelError,
+            ServingError,
+        ) as error:  # one broken checkpoint must not stop the comparison
             standings.append(Standing(player=player.name, result=None, problem=str(error)))
         else:
             standings.append(Standing(player=player.name, result=result))

@@ -24,12 +24,13 @@ class Player:
     """A player. ``enter`` loads its weights and returns its decisions; it blocks.
 
     Results are stored under ``identity``. A directory has none, because its content may change.
-    ``identity_of`` completes a scripted agent's.
+    ``identity_of`` completes a scripted agent's. ``version``: that of a registered policy.
     """
 
     name: str
     enter: Callable[[], Decide]
     identity: str | None = None
+    version: int | None = None
 
 
 def checkpoint_player(path: str, seed: int) -> Decide:
@@ -50,6 +51,7 @@ def policy_player(home: Home, policy: Policy, seed: int) -> Player:
         name=f"policy {version}",
         enter=lambda: checkpoint_player(fetch_checkpoint(home, policy.uri), seed),
         identity=f"policy:{version}",
+        version=version,
     )
 
 

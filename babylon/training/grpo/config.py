@@ -29,6 +29,7 @@ class TrainerConfig:
     iterations: int = 10
     trajectories_per_step: int = 8
     max_tokens: int | None = None  # of a portion; None: forward.portion_tokens
+    activation_checkpointing: bool = False  # a third more time for less memory
     learning_rate: float = 1e-5
     target_kl: float | None = None  # of an update, as stop_kl; None: the learning rate is fixed
     warmup_steps: int = 10  # once an optimiser, not once a window
@@ -42,6 +43,7 @@ class TrainerConfig:
     kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
     anchor_rate: float = 0.1  # of the reference's way to the policy, after each update
     entropy_floor: float = 0.0  # nats a token; calls below it are made more varied
+    router_loss: float = 0.0  # weight of the loss that keeps a mixture's experts equally busy
     entropy_weight: float = 0.3  # of that term, relative to the mean size of an advantage
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
@@ -70,7 +72,7 @@ class TrainerConfig:
         for name in ("discount", "anchor_rate"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{name} is {share}: it must be from 0 to 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_floor"):
+        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_floor", "router_loss"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

@@ -1,7 +1,8 @@
 """Log-probabilities of logged completions and their gradient: the only interface to the model.
 
-Three paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
-with FlexAttention or with plain attention piece by piece. ``padded`` pads calls into batches, for
+Four paths give the same values. ``packed`` and ``piecewise`` forward every shared prefix once,
+with FlexAttention or with plain attention piece by piece, and ``stateful`` node by node, for layers
+with a state. ``padded`` pads calls into batches, for
 models without standard attention. When memory runs out, ``FittingForward`` repeats the work in
 smaller portions, then fails with advice.
 """
@@ -26,6 +27,8 @@ from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.lockstep import passes_of
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
+from babylon.training.grpo.router_balance import RouterBalance, router_balance
+from babylon.training.grpo.stateful import STATEFUL, StatefulForward
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import (
     Loss,
@@ -36,13 +39,14 @@ from babylon.training.grpo.tree_forward import (
     flat_places,
 )
 
-Path = Literal["packed", "piecewise", "padded"]
+Path = Literal["packed", "piecewise", "stateful", "padded"]
 logger = logging.getLogger(__name__)
 CUDA_PORTION_TOKENS = 16_384
 # a CPU is fastest when the activations of a layer fit into its cache, so wide models get smaller
 # portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
+KEPT_PORTIONS = 2  # of shared text: a deep conversation is forwarded once
 T = TypeVar("T")
 _FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
@@ -69,13 +73,16 @@ class PolicyForward:
 
     Args:
         model: a causal LM of transformers, or a peft model around one.
-        max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``.
-            Text shared by several portions is forwarded twice, so long calls can run faster with a
-            higher value. When memory runs out, torch's error is raised unchanged. The only state is
+        max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``,
+            and the activations of twice as many tokens that several portions share are kept too.
+            Other shared tokens are forwarded twice, so long calls can run faster with a higher
+            value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
         entropy_gradient: entropies have a gradient, which costs a pass over the logits.
-        path: None: ``packed`` on CUDA, else ``piecewise``. For models that neither path supports,
-            ``padded``, with a warning.
+        router_loss: weight of the auxiliary loss of a mixture's routers, added in ``accumulate``.
+            It costs a forward pass.
+        path: None: ``packed`` on CUDA, else ``piecewise``, or ``stateful`` for layers with a state.
+            For models that these do not support, ``padded``, with a warning.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class PolicyForward:
         max_tokens: int | None = None,
         path: Path | None = None,
         entropy_gradient: bool = False,
+        router_loss: float = 0.0,
     ) -> None:
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: allow at least one")
@@ -93,13 +101,25 @@ class PolicyForward:
         self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
         self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
+        # ranks that pass together also go back together, so no pass can wait for its way back
+        keeps = not max_tokens and not self.passes.together
+        self.keep_tokens = KEPT_PORTIONS * self.max_tokens if keeps else 0
+        self.balance: RouterBalance | None = None
         self.path: Path = path or "padded"
         if path is None:
-            reason = _why_unsupported(model) or self._why_not_equal()
+            kernel: Path = "packed" if device == "cuda" else "piecewise"
+            if _causal_lm(model).config.model_type in STATEFUL and not self.passes.together:
+                kernel = "stateful"
+            # the kernel that is probed is the one that is used
+            reason = _why_unsupported(model, kernel) or self._why_not_equal(kernel)
             if reason is None:
-                self.path = "packed" if next(model.parameters()).is_cuda else "piecewise"
+                self.path = kernel
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
+        if router_loss:
+            if self.path in ("padded", "stateful"):
+                raise ValueError(f"ROUTER_AUX_LOSS has no form where calls are {self.path}")
+            self.balance = router_balance(_causal_lm(model).base_model, router_loss)
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
@@ -171,8 +191,16 @@ class PolicyForward:
             with sequences_of(model.base_model, max(lengths[call] for call in calls)):
                 yield calls, tree if len(calls) == len(lengths) else tree.only(calls)
 
-    def _shared(self, path: Path) -> TreeForward:
+    def _shared(self, path: Path) -> TreeForward | StatefulForward:
         model = _causal_lm(self.model)
+        if path == "stateful":
+            return StatefulForward(
+                backbone=cast(PreTrainedModel, model.base_model),
+                head=partial(head_alone, model),
+                vocabulary=model.config.vocab_size,
+                max_tokens=self.max_tokens,
+                entropy_gradient=self.entropy_gradient,
+            )
         return TreeForward(
             backbone=cast(PreTrainedModel, model.base_model),
             head=partial(head_alone, model),
@@ -180,13 +208,14 @@ class PolicyForward:
             attention=packed_attention if path == "packed" else piecewise_attention,
             max_tokens=self.max_tokens,
             run=self._run,
+            keep_tokens=self.keep_tokens,
             entropy_gradient=self.entropy_gradient,
+            balance=self.balance,
         )
 
-    def _why_not_equal(self) -> str | None:
+    def _why_not_equal(self, kernel: Path) -> str | None:
         """Compare a probe's values, for features that no configuration shows."""
         weight = next(self.model.parameters())
-        kernel: Path = "packed" if weight.is_cuda else "piecewise"  # the one that is used
         calls = [CallTokens(prompt=[1, 2], completion=[c, 1, 2], logprobs=None) for c in (1, 2)]
         tree = compile_tree(calls)
         with torch.no_grad():
@@ -236,7 +265,7 @@ def _causal_lm(model: nn.Module) -> PreTrainedModel:
     return cast(PreTrainedModel, model.get_base_model() if isinstance(model, PeftModel) else model)
 
 
-def _why_unsupported(model: nn.Module) -> str | None:
+def _why_unsupported(model: nn.Module, kernel: Path) -> str | None:
     adapters = model.peft_config.values() if isinstance(model, PeftModel) else ()
     kinds = {str(c.peft_type.value) for c in adapters}
     if kinds - {"LORA"}:
@@ -246,6 +275,8 @@ def _why_unsupported(model: nn.Module) -> str | None:
     config = model.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
+    if kernel == "stateful":
+        return None
     kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", _SLIDING}
     if kinds:
         return f"it has layers of type {', '.join(sorted(kinds))}, whose state no tree shares"
@@ -333,6 +364,9 @@ class OutOfMemoryError(MemoryError):
 class FittingForward:
     """Forward passes of one update, in portions that are halved when memory runs out.
 
+    Before the first halving, the activations of shared text are no longer kept. With
+    ``checkpointing``, those inside layers are recomputed from the beginning.
+
     What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint.
     """
 
@@ -343,17 +377,21 @@ class FittingForward:
         groups: Sequence[Mapping[str, Any]] = (),
         *,
         entropy_gradient: bool = False,
+        router_loss: float = 0.0,
+        checkpointing: bool = False,
     ) -> None:
         self._model = model
+        self._options: dict[str, Any] = {
+            "entropy_gradient": entropy_gradient,
+            "router_loss": router_loss,
+        }
         self.halvings = 0
         self._device = next(model.parameters()).device.type
         known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
         tokens, recompute = known.get(self._device, (None, False))
         with mixed_precision(model):
-            self.forward = PolicyForward(
-                model, max_tokens=max_tokens or tokens, entropy_gradient=entropy_gradient
-            )
-        self.checkpointing = recompute and checkpoint_activations(model)
+            self.forward = PolicyForward(model, max_tokens=max_tokens or tokens, **self._options)
+        self.checkpointing = (checkpointing or recompute) and self._checkpoint()
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
         """Store the portion that fitted, if memory ran out."""
@@ -393,8 +431,8 @@ class FittingForward:
             self._shrink()
 
     def _halve(self, reason: str) -> None:
-        before = self.forward.max_tokens
-        if before // 2 < SMALLEST:
+        before, kept = self.forward.max_tokens, self.forward.keep_tokens
+        if not kept and before // 2 < SMALLEST:
             raise OutOfMemoryError(
                 f"out of memory with portions of {before} tokens, the smallest that were tried"
                 f" ({reason}): train with TUNING=lora, a smaller BASE_MODEL, shorter prompts, or"
@@ -416,13 +454,17 @@ class FittingForward:
         before = self.forward
         self.forward = PolicyForward(
             self._model,
-            max_tokens=before.max_tokens // 2,
+            max_tokens=before.max_tokens if before.keep_tokens else before.max_tokens // 2,
             path=before.path,
-            entropy_gradient=before.entropy_gradient,
+            **self._options,
         )
         if self.checkpointing or self.halvings >= CHECKPOINT_AFTER:
             # each time, because the line above sets eval mode
-            self.checkpointing = checkpoint_activations(self._model)
+            self.checkpointing = self._checkpoint()
+
+    def _checkpoint(self) -> bool:
+        """Recompute activations, except where layers take states, which transformers drops then."""
+        return self.forward.path != "stateful" and checkpoint_activations(self._model)
 
 
 def mixed_precision(model: nn.Module) -> AbstractContextManager[object]:

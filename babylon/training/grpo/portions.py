@@ -47,6 +47,7 @@ class Portion:
 
     tokens: Ints  # [N]
     positions: Ints  # [N]
+    calls: Ints  # [N], number of calls that share the token
     layout: Layout
     ancestors: Sequence[Ancestors]
     children: Sequence[int]  # indices of portions
@@ -60,6 +61,7 @@ class _Segment:
     parent: int
     start: int
     tokens: Ints
+    calls: Ints
 
 
 def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
@@ -91,13 +93,14 @@ def cut(tree: PrefixTree, max_tokens: int) -> tuple[list[Portion], list[int]]:
 def _segments(tree: PrefixTree, max_tokens: int) -> tuple[list[_Segment], list[list[int]]]:
     segments: list[_Segment] = []
     of_node: list[list[int]] = []
-    for node in tree.nodes:
+    for node, calls in zip(tree.nodes, tree.calls_of_tokens, strict=True):
         parent = of_node[node.parent][-1] if node.parent >= 0 else -1
         of_node.append([])
         for at in range(0, len(node.tokens), max_tokens):
             tokens = node.tokens[at : at + max_tokens]
             of_node[-1].append(len(segments))
-            segments.append(_Segment(parent, node.start + at, tokens))
+            shared = calls[at : at + max_tokens]
+            segments.append(_Segment(parent, node.start + at, tokens, shared))
             parent = len(segments) - 1
     return segments, of_node
 
@@ -170,6 +173,7 @@ def _portion(
     return Portion(
         tokens=np.concatenate([segments[i].tokens for i in own]),
         positions=np.concatenate(positions[: len(own)]),
+        calls=np.concatenate([segments[i].calls for i in own]),
         layout=lay_out(spans, externals, np.concatenate(positions)),
         ancestors=[Ancestors(portion, np.concatenate(of)) for portion, of in runs.items()],
         children=children,

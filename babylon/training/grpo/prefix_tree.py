@@ -94,6 +94,19 @@ class PrefixTree:
         return sum(len(node.tokens) for node in self.nodes)
 
     @cached_property
+    def calls_of_tokens(self) -> Sequence[NDArray[np.int64]]:
+        """Number of calls that share each token of each node. A call may end inside a node."""
+        ended = [np.zeros(len(node.tokens), dtype=np.int64) for node in self.nodes]
+        for call, node in enumerate(self.node_of_call):
+            ended[node][len(self.ids[call]) - 2 - self.nodes[node].start] += 1
+        below = np.zeros(len(self.nodes) + 1, dtype=np.int64)  # the last place is of no parent
+        counts = list(ended)
+        for index in range(len(counts) - 1, -1, -1):
+            counts[index] = ended[index][::-1].cumsum()[::-1] + below[index]
+            below[self.nodes[index].parent] += counts[index][0]
+        return counts
+
+    @cached_property
     def _structure(self) -> tuple[Sequence[Node], Sequence[int]]:
         return _build(self.ids, self.order, self.common)
 

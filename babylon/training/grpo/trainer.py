@@ -140,6 +140,8 @@ def _begin(
     journal: Journal | None,
     ranks: Ranks,
 ) -> TrainState:
+    if window.config.router_loss and ranks.size > 1:
+        raise ValueError("ROUTER_AUX_LOSS needs one process: set TRAIN_PROCESSES=1")
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
@@ -148,6 +150,8 @@ def _begin(
         window.config.max_tokens,
         optimizer.param_groups,
         entropy_gradient=window.config.entropy_floor > 0,
+        router_loss=window.config.router_loss,
+        checkpointing=window.config.activation_checkpointing,
     )
     saved = None if journal is None else journal.restore()
     if saved is None:

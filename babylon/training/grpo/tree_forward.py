@@ -1,10 +1,11 @@
 """Values and gradients of a prefix tree, portion by portion, with shared prefixes forwarded once.
 
 A portion with children is forwarded for its keys and values. Then its children run, and then the
-portion runs again, with the gradients of those keys and values from its children (see
-:mod:`babylon.training.grpo.portions`). The loss of a completion that spans several portions is
-computed in the portion where it ends. Its earlier tokens get their gradient when their own portion
-runs again.
+portion's backward pass, with the gradients of those keys and values from its children (see
+:mod:`babylon.training.grpo.portions`). Its activations are kept meanwhile, if ``keep_tokens`` has
+room for them and those of the portions above; otherwise it is forwarded again. The loss of a
+completion that spans several portions is computed in the portion where it ends. Its earlier tokens
+get their gradient in their own portion's backward pass.
 
 The language-model head runs at trained positions only, in chunks of rows. Only rows that predict a
 trained token reach it, and each (position, temperature) only once, even if several calls read it.
@@ -13,6 +14,7 @@ recomputes the logits, so ``[M, V]`` never exists for all M.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +34,7 @@ from babylon.training.grpo.attention.tree_attention import (
 )
 from babylon.training.grpo.portions import Portion, cut
 from babylon.training.grpo.prefix_tree import PrefixTree
+from babylon.training.grpo.router_balance import RouterBalance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +112,9 @@ class TreeForward:
     attention: Attention
     max_tokens: int
     run: Run
+    keep_tokens: int = 0  # of portions whose descendants run
     entropy_gradient: bool = False
+    balance: RouterBalance | None = None
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""
@@ -123,8 +128,25 @@ class TreeForward:
         """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
         with tree_attention(self.backbone):
             window = _TreePass.cut(self, tree)
+            if self.balance is not None:
+                with torch.no_grad(), self.balance.counted():
+                    for root in window.roots:
+                        window.read(root)
             for root in window.roots:
-                window.train(root, loss)
+                window.train(root, loss, self.keep_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a pass over a portion found.
+
+    ``place`` ``[M]`` of the chosen terms, their logprobs and entropies ``values`` ``[2, M]``, and
+    the portion's part of the routers' loss.
+    """
+
+    place: Tensor
+    values: Tensor
+    balance: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,27 +190,38 @@ class _TreePass:
             self.read(child)
         self.caches.pop(number, None)
 
-    def train(self, number: int, loss: Loss) -> None:
-        """Back-propagate a portion and its descendants, into parameters and ancestors' caches."""
+    def train(self, number: int, loss: Loss, room: int) -> None:
+        """Back-propagate a portion and its descendants, into parameters and ancestors' caches.
+
+        ``room``: tokens whose activations may be kept while descendants run.
+        """
         portion = self.portions[number]
+        kept = None
         if portion.children:
-            with torch.no_grad():
-                self._store(number, ~portion.terms.final)
+            if len(portion.tokens) <= room:
+                room -= len(portion.tokens)
+                kept = self._store(number, np.ones_like(portion.terms.final))
+            else:
+                with torch.no_grad():
+                    self._store(number, ~portion.terms.final)
             for child in portion.children:
-                self.train(child, loss)
-        self._backward(number, loss)
+                self.train(child, loss, room)
+        self._backward(number, loss, kept)
         self.caches.pop(number, None)
 
-    def _store(self, number: int, chosen: Chosen) -> None:
+    def _store(self, number: int, chosen: Chosen) -> "_Found":
         portion = self.portions[number]
-        cache = self.caches[number] = KeyValueCache()
-        place, values = self._forward(portion, chosen, capture=cache if portion.children else None)
-        self.values[:, place] = values
+        if portion.children:
+            self.caches[number] = KeyValueCache()
+        found = self._forward(number, chosen)
+        self.values[:, found.place] = found.values.detach()
+        return found
 
-    def _backward(self, number: int, loss: Loss) -> None:
+    def _backward(self, number: int, loss: Loss, kept: "_Found | None") -> None:
         portion = self.portions[number]
-        terms, inject = portion.terms, self.caches.get(number)
-        place, found = self._forward(portion, np.ones_like(terms.final), inject=inject)
+        terms = portion.terms
+        forwarded = kept or self._forward(number, np.ones_like(terms.final))
+        place, found = forwarded.place, forwarded.values
         self.values[1, place] = found[1].detach()
         total = (found * self.grads[:, place]).sum()  # calls that end in a descendant
         calls = np.unique(terms.call[terms.final])
@@ -201,7 +234,7 @@ class _TreePass:
                 entropy=torch.where(mask, values[1, index], 0.0),
             )
             total = total + loss(group, taken)
-        backward(total)
+        backward(total if forwarded.balance is None else total + forwarded.balance)
         if known.grad is not None:
             self.grads[:, places] = known.grad
 
@@ -218,17 +251,12 @@ class _TreePass:
         index = torch.searchsorted(places, place[ours])
         return places, known.index_copy(1, index, found[:, ours]), known
 
-    def _forward(
-        self,
-        portion: Portion,
-        chosen: Chosen,
-        *,
-        capture: KeyValueCache | None = None,
-        inject: KeyValueCache | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Places ``[M]`` of the chosen terms, and their logprobs and entropies ``[2, M]``."""
+    def _forward(self, number: int, chosen: Chosen) -> "_Found":
+        portion, balance = self.portions[number], self.model.balance
         terms, device = portion.terms, self.values.device
         rows = np.unique(terms.row[chosen]) if chosen.any() else np.zeros(1, dtype=np.int64)
+        if balance is not None:  # the last layer's router counts too
+            rows = np.arange(len(portion.tokens))
         pairs = np.stack(
             [np.searchsorted(rows, terms.row[chosen]), self.temperature[terms.call[chosen]]]
         )
@@ -246,8 +274,10 @@ class _TreePass:
             ancestors=[
                 (self.caches[a.portion], places(a.tokens, device)) for a in portion.ancestors
             ],
-            capture=capture,
-            inject=inject,
+            own=self.caches.get(number),
+        )
+        watched: AbstractContextManager[list[Tensor]] = (
+            nullcontext([]) if balance is None else balance.watch()
         )
 
         def one() -> Tensor:
@@ -269,7 +299,14 @@ class _TreePass:
                 entropy = entropy.detach()
             return torch.stack([logprobs, entropy])
 
-        return tensor(terms.place[chosen][order]), self.model.run(one)
+        with watched as routed:
+            values = self.model.run(one)
+        extra = None
+        if balance is not None and torch.is_grad_enabled():
+            extra = balance.loss(routed, tensor(portion.calls))
+        elif balance is not None and balance.counting:
+            balance.count(routed, tensor(portion.calls))
+        return _Found(place=tensor(terms.place[chosen][order]), values=values, balance=extra)
 
 
 def token_values(

@@ -119,7 +119,12 @@ def train_on_preferences(
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     begin_rate(optimizer, config)
-    fitting = FittingForward(model, config.max_tokens, optimizer.param_groups)
+    fitting = FittingForward(
+        model,
+        config.max_tokens,
+        optimizer.param_groups,
+        checkpointing=config.activation_checkpointing,
+    )
     if saved is None:
         record = _begin(model, optimizer, examples, fitting, before or {}, ranks)
     else:

@@ -1,14 +1,12 @@
 """The trainer and market benchmarks: FLOP counts, gradients, and the arithmetic of reports."""
 
 import pytest
-from transformers import Qwen2Config
 
 from benchmarks.market import REFERENCE, Sizes, table
 from benchmarks.market import measure as measure_market
 from benchmarks.trainer.cases import AGENTS, Window, make_window
 from benchmarks.trainer.contenders import CONTENDERS, Session, Task
 from benchmarks.trainer.contenders.local import policy
-from benchmarks.trainer.cuda import line, measure
 from benchmarks.trainer.flops import Work, flop, rows_work, tree_work
 from benchmarks.trainer.models import ModelShape, Tuning, qwen3, shape_of
 from benchmarks.trainer.reference import agreement, gradients_of, reference_gradient
@@ -126,27 +124,6 @@ def test_the_report_is_the_arithmetic_of_its_measurements() -> None:
     assert values["use_flat"] > values["use_unique"]
     assert "| TRL | 2 | 8.00 | 4.00x | 7.50 |" in case_table(result)
     assert "| babylon | 2 tokens | 2.00 | 1.00x | 1.50 |" in case_table(result)
-
-
-def test_the_gpu_measurement_runs_on_a_small_model() -> None:
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        pad_token_id=None,
-    )
-    for tuning in ("full", "lora"):
-        result = measure(
-            "tiny", config, tuning, short_window(), device="cpu", repeats=1, max_tokens=64
-        )
-        assert result.seconds > 0 and result.flop > 0
-        assert result.share_of(result.flop / result.seconds) == pytest.approx(1)
-        assert "unique-token MFU 100.0% (aim 25%)" in line(
-            result, result.flop / result.seconds, 0.25
-        )
 
 
 def test_the_market_benchmark_measures_every_contender() -> None:

@@ -12,12 +12,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from babylon.core.processes import Processes, Service
-from babylon.core.settings import DatabaseSettings, Settings
+from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
-from babylon.ops.doctor import PACKAGES, check_base_model, check_port
+from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_port
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
 from tests.ports import free_port
+from tests.tiny_policy import save_tiny_policy
 
 ROOT = Path(__file__).parents[3]
 # A child listens, as the engine does under the recorded process of `babylon serve`.
@@ -102,3 +103,14 @@ def test_a_required_package_is_one_that_the_code_imports(package: str) -> None:
     sources = [path for top in ("babylon", "flows", "tasks") for path in (ROOT / top).rglob("*.py")]
     imported = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
     assert any(imported.search(path.read_text()) for path in sources)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gib", "fits"), [("1", True), ("0.000001", False)])
+async def test_the_memory_of_a_shared_gpu_is_planned(tmp_path: Path, gib: str, fits: bool) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    given = ModelSettings(base=str(base)), dict(os.environ), "--device-gib", gib
+    (found,) = await check_gpu_memory(*given)
+    assert found.ok is fits and not found.required
+    assert ("ACTIVATION_CHECKPOINTING=1" in found.detail) is not fits
+    assert await check_gpu_memory(ModelSettings(base=None), {}) == []

@@ -7,7 +7,13 @@ from transformers import AutoConfig
 
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
-from babylon.training.memory_plan import in_portions, plan_memory, portions_that_fit
+from babylon.training.memory_plan import (
+    VLLM_SHARE,
+    in_portions,
+    plan_memory,
+    portions_that_fit,
+    share_device,
+)
 from babylon.training.trainable import TuningOptions
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.trees import call
@@ -95,3 +101,18 @@ def test_eight_ranks_tune_all_weights_of_an_8b_model_where_one_device_does_not_h
     head_and_embeddings = 4 * 2 * 151_936 * 4096
     assert divided.weights - alone.weights // 8 > 2 * head_and_embeddings
     assert divided.total < 40 * GIB
+def test_an_engine_leaves_the_rest_of_its_device_to_trainer_and_checks() -> None:
+    config = tiny_model(0).config
+    model = 4 * sum(p.numel() for p in tiny_model(0).parameters())
+    given: dict[str, Any] = {"config": config, "memory": 100 * GIB}
+    args = "--max-loras 4 --gpu-memory-utilization 0.4"
+    lora = share_device(**given, engine="vllm", vllm_args=args, tuning="lora")
+    assert (lora.engine, lora.beside_engine) == (40 * GIB, 60 * GIB)
+    assert model < lora.checks < lora.match_without_engine + 2**26
+    both = share_device(**given, engine="vllm", vllm_args=args, tuning="full")
+    assert both.engine == 80 * GIB
+    usual = share_device(**given, engine="vllm", vllm_args="", tuning="lora")
+    assert usual.engine == round(VLLM_SHARE * 100 * GIB)
+    assert share_device(**given, engine="remote", vllm_args="", tuning="full").engine == 0
+    own = share_device(**given, engine="embedded", vllm_args="", tuning="lora")
+    assert own.engine == model

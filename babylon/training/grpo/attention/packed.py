@@ -6,7 +6,8 @@ integers a key, and the table of non-empty 128 x 128 blocks is computed from the
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ def packed_attention(
     if not query.is_cuda:
         return _explicit(query, key, value, layout, rule, sinks)
     mask = block_mask(layout, rule.window, query.device)
-    kernel = _flex(rule.softcap, sinks is not None)
+    grad = torch.is_grad_enabled() and query.requires_grad
+    kernel = _flex(rule.softcap, sinks is not None, query.dtype, grad, rule.window)
     out = in_blocks(kernel, query, key, value, mask, rule, sinks)
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -93,10 +95,12 @@ def _explicit(
 def block_mask(layout: Layout, window: int | None, device: torch.device) -> BlockMask:
     """The mask over queries and keys, each padded to whole blocks.
 
-    The padded queries see the last padded key, so that every query sees some key.
+    The padded queries see the last padded key, so that every query sees some key. There are two
+    blocks of queries at least, and more of keys: dimensions of size one, and equal ones, would
+    each be compiled anew.
     """
-    queries = -(-layout.queries // _BLOCK) * _BLOCK
-    keys = (len(layout.first) // _BLOCK + 1) * _BLOCK
+    rows = max(2, -(-layout.queries // _BLOCK))
+    queries, keys = rows * _BLOCK, max(rows + 1, len(layout.first) // _BLOCK + 1) * _BLOCK
     first, last = np.zeros((2, keys), dtype=np.int64)
     first[: len(layout.first)], last[: len(layout.last)] = layout.first, layout.last
     first[-1], last[-1] = layout.queries, queries
@@ -184,6 +188,27 @@ def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
     return attend
 
 
-@cache  # a model has one or two variants, so dtype, gradient and mask decide the recompilations
-def _flex(softcap: float | None, sinks: bool) -> Callable[..., Any]:
-    return torch.compile(flex_variant(softcap, sinks), dynamic=True)
+@cache
+def _flex(
+    softcap: float | None, sinks: bool, dtype: torch.dtype, grad: bool, window: int | None
+) -> Callable[..., Any]:
+    return compiled_apart(flex_variant(softcap, sinks))
+
+
+def compiled_apart(variant: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:
+    """Compile a variant whose recompilations count by themselves.
+
+    torch counts them by code object, and after eight it runs FlexAttention with all scores in
+    memory. Therefore each variant, dtype, gradient mode and mask has a code object of its own, and
+    only sizes are left to recompile for.
+    """
+    made = cast(FunctionType, variant)
+    own = FunctionType(
+        made.__code__.replace(),
+        made.__globals__,
+        made.__name__,
+        made.__defaults__,
+        made.__closure__,
+    )
+    compiled: Callable[..., Any] = torch.compile(own, dynamic=True, backend=backend)
+    return compiled

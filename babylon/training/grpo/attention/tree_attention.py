@@ -8,6 +8,7 @@ it on to every layer.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -41,6 +42,12 @@ class KeyValueCache:
             )
         self.grads[layer][part][:, :, at] += grad
 
+    def completed(self, layer: int, part: int, grad: Tensor) -> Tensor:
+        """A gradient from the portion's own queries, and those from its descendants."""
+        if layer not in self.grads:
+            return grad
+        return grad + self.grads[layer][part].to(grad.dtype)
+
 
 class _KeysReady(Exception):
     """Stops the last layer's first pass, once the keys and values of all tokens are computed."""
@@ -58,8 +65,7 @@ class AttentionRun:
     rows_layout: Layout
     attention: Attention
     ancestors: list[tuple[KeyValueCache, slice | Tensor]]
-    capture: KeyValueCache | None = None  # receives the portion's own keys and values
-    inject: KeyValueCache | None = None  # holds gradients to add to the portion's own
+    own: KeyValueCache | None = None  # of a portion with descendants, for them and from them
     stop_at_keys: bool = False
     held: Pair | None = None
 
@@ -76,8 +82,8 @@ class AttentionRun:
         if self.held is not None:
             (key, value), self.held = self.held, None
             return self.attention(query, key, value, self.rows_layout, rule, sinks)
-        if self.capture is not None:
-            self.capture.pairs[layer] = key.detach(), value.detach()
+        if self.own is not None:
+            self.own.pairs[layer] = key.detach(), value.detach()
         key, value = self._extend(layer, 0, key), self._extend(layer, 1, value)
         if self.stop_at_keys:
             self.held = key, value
@@ -86,9 +92,8 @@ class AttentionRun:
 
     def _extend(self, layer: int, part: int, own: Tensor) -> Tensor:
         """The portion's keys (part 0) or values (part 1), followed by its ancestors'."""
-        if self.inject is not None and own.requires_grad and layer in self.inject.grads:
-            extra = self.inject.grads[layer][part]
-            own.register_hook(lambda grad: grad + extra.to(grad.dtype))  # type: ignore[no-untyped-call]
+        if self.own is not None and own.requires_grad:
+            own.register_hook(partial(self.own.completed, layer, part))  # type: ignore[no-untyped-call]
         pieces = [own]
         for cache, at in self.ancestors:
             piece = cache.pairs[layer][part][:, :, at]

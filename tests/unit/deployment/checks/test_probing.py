@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from babylon.core.probes import IDENTITY_PATH, Ask, ProbeAnswer, identity_proof
-from babylon.deployment.checks import probing
 from babylon.deployment.checks.probing import Faulty, Probe, ProbeTarget, probe
+from babylon.serving import pinned_calls
 from babylon.store.gateways import GatewayRow
 
 KEYS = {"g0": "sk-first", "g1": "sk-second"}
@@ -125,7 +125,7 @@ async def test_a_logprob_that_json_has_no_word_for_is_nan() -> None:
 async def test_only_busy_gateways_are_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probing, "_PAUSE_S", 0)
+    monkeypatch.setattr(pinned_calls, "PAUSE_S", 0)
     async with gateways(statuses=[429, 503, 200, 404]) as (live, requests):
         found = await probe(live, QUESTIONS[:1], ASKED)
         assert isinstance(found[0].policy, ProbeAnswer)
@@ -149,7 +149,7 @@ async def test_a_gateway_that_does_not_prove_who_it_is_gets_no_key() -> None:
 
 
 async def test_a_gateway_that_is_gone_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "_PAUSE_S", 0)
+    monkeypatch.setattr(pinned_calls, "PAUSE_S", 0)
     async with gateways() as (live, _):
         pass
     (gone,) = await probe(live, QUESTIONS[:1], ASKED)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.forward import FittingForward, Path, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
 from tests.unit.training.grpo.architectures import ARCHITECTURES, architecture
@@ -42,8 +42,11 @@ def check(model: Any, calls: list[CallTokens], bounds: list[tuple[Path, int]] = 
     reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
     tree = compile_tree(calls)
     for path, bound in bounds:
-        PolicyForward(model, max_tokens=bound, path=path).accumulate(tree, loss)
-        assert_same_gradient(gradient(model), reference)
+        for kept in (0, 10_000) if bound == 60 else (0,):
+            forward = PolicyForward(model, max_tokens=bound, path=path)
+            forward.keep_tokens = kept
+            forward.accumulate(tree, loss)
+            assert_same_gradient(gradient(model), reference)
 
 
 @pytest.mark.parametrize("kind", [name for name in ARCHITECTURES if name != "qwen3_next"])
@@ -55,14 +58,52 @@ def test_the_tree_gives_every_architecture_the_gradient_of_the_formula(
     check(model, shared_calls())
 
 
-def test_a_model_with_state_is_padded_and_the_log_names_its_layers(
+def test_a_models_states_are_kept_where_the_tree_branches(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """In one group, in several, and without sharing."""
     model = architecture("qwen3_next")
+    assert PolicyForward(model).path == "stateful", caplog.text
+    check(model, shared_calls(), [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])
+    passes = [0]
+    model.model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    tree = compile_tree(shared_calls())
+    PolicyForward(model, max_tokens=10_000, path="stateful").logprobs(tree)
+    assert passes[0] == len(tree.nodes)
+    fitting = FittingForward(model, None, checkpointing=True)
+    assert not fitting.checkpointing  # it would drop the states
+
+
+def test_a_model_with_other_states_is_padded_and_the_log_names_its_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = architecture("lfm2", layer_types=["conv", "full_attention"])
     with caplog.at_level(logging.WARNING):
         assert PolicyForward(model).path == "padded"
-    assert "layers of type linear_attention, whose state no tree shares" in caplog.text
+    assert "layers of type conv, whose state no tree shares" in caplog.text
     check(model, shared_calls(), [("padded", 2000)])
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_the_routers_loss_is_that_of_transformers(kind: str) -> None:
+    """Shared tokens count once for each call, as in a padded batch."""
+    model, calls = architecture(kind), shared_calls()
+    inputs = [torch.tensor([*one.prompt, *one.completion][:-1]) for one in calls]
+    ids = torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(i) for i in inputs], batch_first=True)
+    out = model(input_ids=ids, attention_mask=mask, output_router_logits=True)
+    (0.5 * out.aux_loss).backward()
+    reference = gradient(model)
+    for bound, kept in ((10_000, 0), (60, 0), (60, 10_000)):
+        forward = PolicyForward(model, max_tokens=bound, router_loss=0.5)
+        forward.keep_tokens = kept
+        forward.accumulate(compile_tree(calls), lambda _, values: 0 * values.logprobs.sum())
+        assert_same_gradient(gradient(model), reference)
+
+
+def test_a_model_without_routers_has_no_such_loss() -> None:
+    with pytest.raises(ValueError, match=r"ROUTER_AUX_LOSS=0.1, but MistralModel has no routers"):
+        PolicyForward(architecture("mistral"), router_loss=0.1)
 
 
 def test_an_entropy_bonus_has_the_gradient_of_the_entropy() -> None:

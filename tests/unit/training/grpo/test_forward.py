@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -19,6 +20,7 @@ from transformers import (
 
 from babylon.training.grpo.attention.packed import (
     block_mask,
+    compiled_apart,
     flex_variant,
     in_blocks,
     packed_attention,
@@ -252,6 +254,22 @@ def test_all_kernels_attend_alike(bound: int, rule: AttentionRule, with_sinks: b
         for kernel in (piecewise_attention, packed_attention):
             ours = kernel(query, key, value, layout, rule, sinks)
             torch.testing.assert_close(ours, fused, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_sizes_alone_recompile_the_fused_kernel_at_most_twice(window: int | None) -> None:
+    """torch gives up after eight. Other dtypes, gradients and masks have counters of their own."""
+    kernels = [CompileCounter(), CompileCounter()]
+    tree = compile_tree(shared_window())
+    portions = [portion for bound in (10_000, 300, 120) for portion in cut(tree, bound)[0]]
+    for counter, dtype in zip(kernels, (torch.float32, torch.bfloat16), strict=True):
+        kernel = compiled_apart(flex_variant(None, False), counter)
+        for portion in portions:
+            layout = portion.layout
+            query, key, value = torch.randn(3, 1, 2, len(layout.first), 16, dtype=dtype)
+            query, mask = query[:, :, : layout.queries], block_mask(layout, window, query.device)
+            in_blocks(kernel, query, key, value, mask, AttentionRule(0.3, window=window), None)
+    assert all(1 <= counter.frame_count <= 3 for counter in kernels)
 
 
 @pytest.mark.parametrize("bound", [10_000, 300])

@@ -58,6 +58,54 @@ def test_a_large_step_has_the_same_gradient_in_portions(
     assert "Tried" in caplog.text
 
 
+def test_shared_text_is_forwarded_once_while_its_activations_fit() -> None:
+    """With room for all, for the upper portions, and for none."""
+    tree = compile_window(window(agents=8), TrainerConfig()).tree
+    passes, gradients = [], []
+    for kept in (10_000, 100, 0):
+        model, count = tiny_model(0), [0]
+
+        def counted(*_: Any, count: list[int] = count, **__: Any) -> None:
+            count[0] += 1
+
+        forward = PolicyForward(model, max_tokens=100)
+        forward.keep_tokens = kept
+        model.model.register_forward_pre_hook(counted)
+        forward.accumulate(tree, lambda _, values: values.logprobs.square().sum())
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+        passes.append(count[0])
+    assert passes[0] < passes[1] < passes[2]
+    assert all(relative_error(one, gradients[2]) < 1e-6 for one in gradients)
+
+
+def test_kept_activations_are_given_up_before_portions_shrink(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries = []
+
+    def short(forward: PolicyForward) -> None:
+        tries.append((forward.max_tokens, forward.keep_tokens > 0))
+        if len(tries) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fitting = FittingForward(tiny_model(0), None)
+    fitting.run(short)
+    first = tries[0][0]
+    assert tries == [(first, True), (first, False), (first // 2, False)]
+    remembered: dict[str, Any] = {}
+    fitting.remember([remembered])
+    again = FittingForward(tiny_model(0), None, [remembered])
+    assert (again.forward.max_tokens, again.forward.keep_tokens) == (first // 2, 0)
+
+
+def test_activations_are_recomputed_on_request() -> None:
+    config = TrainerConfig(iterations=1, activation_checkpointing=True)
+    model = tiny_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    report = train_on_window(model, optimizer, compile_window(window(), config))
+    assert report.activation_checkpointing and report.oom_halvings == 0
+
+
 def test_gradients_of_an_attempt_that_did_not_fit_are_forgotten() -> None:
     """It fails after some of its portions have been added to the gradient."""
     trajectories = window(agents=8)

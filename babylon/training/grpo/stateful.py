@@ -1,0 +1,185 @@
+"""Prefix trees of models whose layers carry a state, such as linear attention.
+
+Such a layer reads its past from a state and not from keys. The state after a shared prefix is kept
+where the tree branches, with its graph, and each branch continues it. A node is one pass of the
+backbone, so shared text is forwarded once, and the gradient flows back through the states. Calls
+run in groups of at most ``max_tokens`` unique tokens; a prefix that two groups share is forwarded
+in both.
+
+The states go through transformers' interface of caches. :class:`BranchState` never writes to a
+tensor, as a cache for generation does: branches share their prefix's tensors.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from babylon.training.grpo.prefix_tree import PrefixTree
+from babylon.training.grpo.tree_forward import (
+    Head,
+    Loss,
+    TreeValues,
+    Values,
+    backward,
+    flat_places,
+    token_values,
+)
+
+STATEFUL = {"qwen3_next"}  # types of models whose layers hand their states on with a gradient
+
+
+class BranchState:
+    """Keys, values and states of all layers after a prefix of ``seen`` tokens."""
+
+    is_compileable = False
+
+    def __init__(self, parent: "BranchState | None" = None, seen: int = 0) -> None:
+        self.seen = seen
+        self._keys: dict[int, tuple[Tensor, Tensor]] = dict(parent._keys) if parent else {}
+        self._states: dict[tuple[str, int], Tensor] = dict(parent._states) if parent else {}
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Number of keys, and the position of the first one."""
+        return self.seen + query_length, 0
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True, because layers that may forget the past write to their states."""
+        return True
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Append keys and values ``[1, G, n, d]``, and return all of them."""
+        if (past := self._keys.get(layer_idx)) is not None:
+            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+        self._keys[layer_idx] = keys, values
+        return keys, values
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._states.get(("conv", layer_idx))
+
+    def update_conv_state(
+        self, inputs: Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int
+    ) -> Tensor:
+        """Return the inputs ``[1, c, n]`` after those that the convolution still sees."""
+        past = self.get_conv_state(layer_idx)
+        inputs = inputs if past is None else torch.cat([past, inputs], -1)
+        self._states["conv", layer_idx] = inputs[..., -conv_kernel_size:]
+        return inputs
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._states.get(("recurrent", layer_idx))
+
+    def update_recurrent_state(
+        self, state: Tensor, layer_idx: int, state_idx: int = 0, **_: object
+    ) -> Tensor:
+        self._states["recurrent", layer_idx] = state
+        return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatefulForward:
+    """A model with states as backbone and head. The methods are those of ``TreeForward``."""
+
+    backbone: PreTrainedModel
+    head: Head
+    vocabulary: int
+    max_tokens: int
+    entropy_gradient: bool = False
+
+    def logprobs(self, tree: PrefixTree) -> TreeValues:
+        """Values of all calls, without gradient."""
+        weight = next(self.backbone.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        values = torch.zeros(2, int(tree.offsets[-1]), dtype=dtype, device=weight.device)
+        with torch.no_grad():
+            for calls in self._groups(tree):
+                places = torch.from_numpy(flat_places(tree.offsets, calls)).to(weight.device)
+                values[:, places] = torch.stack(self._forward(tree.only(calls)))
+        return TreeValues(logprobs=values[0], entropy=values[1])
+
+    def accumulate(self, tree: PrefixTree, loss: Loss) -> None:
+        """Add the gradient of ``loss`` over all calls to the parameters' ``.grad``."""
+        for calls in self._groups(tree):
+            lengths = [len(tree.calls[call].completion) for call in calls]
+            columns = [
+                pad_sequence(list(column.split(lengths)), batch_first=True)
+                for column in self._forward(tree.only(calls))
+            ]
+            backward(loss(calls, Values(logprobs=columns[0], entropy=columns[1])))
+
+    def _groups(self, tree: PrefixTree) -> Iterator[list[int]]:
+        """Neighbours of the tree with at most ``max_tokens`` unique tokens, or one call."""
+        group: list[int] = []
+        tokens = 0
+        for call, common in zip(tree.order.tolist(), tree.common.tolist(), strict=True):
+            length = len(tree.ids[call]) - 1
+            if group and tokens + length - common > self.max_tokens:
+                yield group
+                group, tokens = [], 0
+            tokens += length - common if group else length
+            group.append(call)
+        yield group
+
+    def _forward(self, tree: PrefixTree) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies ``[N]`` of all completion tokens, call by call."""
+        hidden = self._hidden(tree)
+        rows, targets, temperatures = [], [], []
+        for call, tokens in enumerate(tree.ids):
+            first = len(tree.calls[call].prompt) - 1
+            rows += _between(tree, hidden, tree.node_of_call[call], first, len(tokens) - 1)
+            targets.append(torch.from_numpy(tokens[first + 1 :]))
+            temperatures.append(torch.full((len(targets[-1]),), tree.calls[call].temperature))
+        given = torch.cat(rows)
+        logprobs, entropy = token_values(
+            self.head,
+            self.vocabulary,
+            given,
+            torch.cat(temperatures).to(given.device),
+            torch.arange(len(given), device=given.device),
+            torch.cat(targets).to(given.device),
+        )
+        return logprobs, entropy if self.entropy_gradient else entropy.detach()
+
+    def _hidden(self, tree: PrefixTree) -> list[Tensor]:
+        """Last hidden states ``[n, h]`` of each node."""
+        device = next(self.backbone.parameters()).device
+        states: dict[int, BranchState] = {}
+        found: list[Tensor] = []
+        backbone: Callable[..., Any] = self.backbone
+        for index, node in enumerate(tree.nodes):
+            state = BranchState(states.get(node.parent), node.start)
+            output = backbone(
+                input_ids=torch.from_numpy(node.tokens).to(device)[None],
+                position_ids=torch.arange(node.start, node.end, device=device)[None],
+                past_key_values=state,
+                use_cache=True,
+            )
+            found.append(output.last_hidden_state[0])
+            states = {at: one for at, one in states.items() if tree.nodes[at].last > index + 1}
+            if node.last > index + 1:
+                states[index] = state
+        return found
+
+
+def _between(
+    tree: PrefixTree, hidden: Sequence[Tensor], node: int, first: int, stop: int
+) -> list[Tensor]:
+    """Hidden states of a call's positions ``[first, stop)``, in order; ``node`` holds the last."""
+    parts: list[Tensor] = []
+    while stop > first:
+        start = tree.nodes[node].start
+        parts.append(hidden[node][max(first, start) - start : stop - start])
+        stop, node = min(stop, start), tree.nodes[node].parent
+    return parts[::-1]

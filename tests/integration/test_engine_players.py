@@ -1,0 +1,166 @@
+"""Matches through the engine that serves: the replies of this process, without its models."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from babylon.core.errors import ServingError
+from babylon.core.settings import Settings
+from babylon.evaluation.arena import engine_players
+from babylon.evaluation.arena.checkpoint_replies import reply_policy
+from babylon.evaluation.arena.engine_players import EngineTable, engine_table, entered
+from babylon.evaluation.arena.play import play
+from babylon.evaluation.arena.players import Player, policy_player
+from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.tasks.task_gate import served
+from babylon.game.market.scenario import Rules
+from babylon.game.market.transcripts import scripted_chats
+from babylon.serving import pinned_calls
+from babylon.serving.engine.engine_process import make_app
+from babylon.store import Store
+from babylon.store.gateways import GatewayRow
+from babylon.store.policies import get_policy
+from tests.integration.test_serving import (
+    Stack,
+    register,
+    running_gateway,
+    running_stack,
+    until_healthy,
+)
+from tests.tiny_policy import tiny_model, tiny_tokenizer
+
+WORLDS = unseen_scenarios("test", "engine players", 3, Rules(ticks=2))
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    paths = [tmp_path_factory.mktemp("policies") / f"v{seed}" for seed in range(2)]
+    for seed, path in enumerate(paths):
+        tiny_model(seed, max_position_embeddings=8192).save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+    return paths
+
+
+@pytest.fixture
+async def stack(store: Store, settings: Settings, checkpoints: list[Path]) -> AsyncIterator[Stack]:
+    """Serves policy 0; policy 1 is registered."""
+    await register(store, checkpoints)
+    async with running_stack(store, settings) as stack:
+        await until_healthy(stack.url)
+        yield stack
+
+
+async def players(store: Store) -> list[Player]:
+    return [policy_player(store.home, await get_policy(store, version), 0) for version in (0, 1)]
+
+
+def unloadable() -> NoReturn:
+    raise AssertionError("a model was loaded into this process")
+
+
+async def test_the_engine_draws_the_replies_that_this_process_would(
+    stack: Stack, checkpoints: list[Path]
+) -> None:
+    chats = [chat[:-1] for chat, _ in zip(scripted_chats(3), range(6), strict=False)]
+    seeds = list(range(2**55, 2**55 + 6))
+    async with engine_table(stack.store, "babylon", [0, 1]) as table:
+        assert table is not None
+        for version, path in enumerate(checkpoints):
+            drawn = await table.answers(version, chats, seeds)
+            assert drawn == await asyncio.to_thread(reply_policy(str(path)), chats, seeds)
+    assert await stack.rows() == []  # the calls of whole games are not recorded
+    outcomes = await stack.store.pool.fetch("SELECT outcome FROM babylon.proposals")
+    assert [row["outcome"] for row in outcomes] == ["played", "played"]
+
+
+async def test_a_gateway_that_was_started_again_is_asked_with_its_new_key(
+    store: Store, settings: Settings, checkpoints: list[Path]
+) -> None:
+    await register(store, checkpoints)
+    chats = [[{"role": "user", "content": "m1 0.50"}]]
+    async with TestServer(make_app(), host="127.0.0.1") as engine:
+        url = str(engine.make_url("")).rstrip("/")
+        async with running_gateway(store, settings, url) as first:
+            await until_healthy(first)
+            # Entered here and left below: the match outlives the gateway.
+            match = engine_table(store, "babylon", [0])
+            table = await match.__aenter__()
+        assert table is not None
+        async with running_gateway(store, settings, url) as second:
+            await until_healthy(second)
+            moved = replace(table.gateways[0], url=second)
+            table = replace(table, gateways=[moved])
+            before = list(table.keys)
+            assert len(await table.answers(0, chats, [1])) == 1
+            assert table.keys != before
+            await match.__aexit__(None, None, None)
+
+
+async def test_registered_policies_play_without_a_model_in_this_process(stack: Stack) -> None:
+    known = [replace(player, enter=unloadable) for player in await players(stack.store)]
+    async with entered(stack.store, "babylon", 0, known) as deciders:
+        for decide in deciders:
+            plays = await asyncio.to_thread(play, decide, WORLDS, seats=2, copies=2)
+            assert len(plays.pnl) == len(WORLDS)
+
+
+async def test_a_task_of_ones_own_is_played_by_the_engine_too(stack: Stack) -> None:
+    policies = [await get_policy(stack.store, version) for version in (0, 1)]
+    async with served(stack.store, "babylon", *policies) as endpoints:
+        for version, endpoint in enumerate(endpoints):
+            answer = await endpoint.client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": "1+1="}],
+                max_tokens=4,
+                seed=1,
+            )
+            assert (answer.model, endpoint.model) == (f"babylon-v{version}",) * 2
+    assert await stack.rows() == []
+
+
+async def test_without_a_gateway_checkpoints_are_loaded_here(
+    store: Store, checkpoints: list[Path]
+) -> None:
+    await register(store, checkpoints)
+    async with entered(store, "babylon", 0, await players(store)) as (old, new):
+        assert len((await asyncio.to_thread(play, old, WORLDS)).pnl) == len(WORLDS)
+        assert old is not new
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.proposals") == 0
+
+
+async def test_an_engine_that_restarts_is_waited_for_and_another_policy_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses, versions = [503, 404, 200, 200, 400], iter(["7", "5"])
+
+    async def chat(request: web.Request) -> web.Response:
+        if (status := statuses.pop(0)) != 200:
+            return web.json_response({"error": "the prompt is secret"}, status=status)
+        body = {"choices": [{"message": {"content": "hold"}}]}
+        return web.json_response(body, headers={"x-model-version": next(versions)})
+
+    monkeypatch.setattr(pinned_calls, "PAUSE_S", 0)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(app, host="127.0.0.1") as server, pinned_calls.session() as session:
+        table = EngineTable(
+            store=store,
+            model="babylon",
+            gateways=[GatewayRow(gateway_id="g", url=str(server.make_url("")), route_version=1)],
+            keys=["key"],
+            session=session,
+            rooms=[asyncio.Semaphore(engine_players.AT_ONCE)],
+        )
+        one = [[{"role": "user", "content": "secret"}]], [1]
+        assert await table.answers(7, *one) == ["hold"]
+        with pytest.raises(ServingError, match="policy 5 answered for babylon-v7"):
+            await table.answers(7, *one)
+        with pytest.raises(ServingError, match=r"policy 7 does not answer .*\(400\)") as refused:
+            await table.answers(7, *one)
+    assert "secret" not in str(refused.value)
