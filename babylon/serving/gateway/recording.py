@@ -120,9 +120,10 @@ class CallRecorder:
         An executor's call for each group would cost as much again as the write. After an error, the
         disk is tried with every group, and each ``PROBE_S``.
         """
-        problem, last = None, False
+        problem: str | None = None
+        last = False
         while not last:
-            group = []
+            group: list[_Pending | None] = []
             with suppress(Empty):
                 group.append(self._waiting.get(timeout=PROBE_S if problem else None))
                 while True:
