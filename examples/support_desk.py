@@ -8,8 +8,8 @@ from random import Random
 from babylon import load_settings
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.evaluation.tasks.evaluator import PlayScore
-from babylon.flows.train_window import train_window
 from babylon.ops.local_play import local_play
+from babylon.ops.prefect_env import prepare_inline_run
 from babylon.training.base_model import resolve_base
 from babylon.training.sft import fine_tune
 
@@ -42,7 +42,11 @@ async def shift(client, recorder, agent, hour):  # five tickets, the same as sev
             await play.step(calls=[call], reward=float(tool == TOOLS[ticket]), action=act, at=at)
 
 
-async def main(models, hours):
+async def main(settings, hours):
+    prepare_inline_run(settings.home, settings.prefect)  # before Prefect is imported
+    from babylon.flows.train_window import train_window
+
+    models = settings.home.models
     os.environ["BASE_MODEL"] = str(base := models / "desk")
     if not base.exists():  # make a base model that knows the tools, not what they solve
         guesses = Random(0).choices([*product(TOOLS, TOOLS.values())], k=1500)
@@ -53,8 +57,9 @@ async def main(models, hours):
     async with local_play() as desk:
         for hour in [f"2026-01-01T{number:02}:00" for number in range(hours)]:
             await asyncio.gather(*(shift(*desk, agent, hour) for agent in range(64)))
-            print(hour, (await train_window(hour)).reason, flush=True)
+            result = await train_window(hour)
+            print(hour, result.status, result.reason, flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(load_settings().home.models, int(os.environ.get("HOURS", "4"))))
+    asyncio.run(main(load_settings(), int(os.environ.get("HOURS", "4"))))
