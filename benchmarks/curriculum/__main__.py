@@ -8,8 +8,9 @@
 Arms: ``ours``, the demo's recipe; ``gated``, the same with the arena's gate; ``reinforce``, the
 same hours with one pass of REINFORCE on whole trajectories; ``trl``, the same hours trained by
 TRL's GRPOTrainer (in ``.venv-bench``); ``sft``, the base model taught the best of its own
-plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features. All are compared with
-the base model and the best scripted rule on the same unseen worlds.
+plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features; ``base``, the base
+model as it is. All are compared with the base model and the best scripted rule on the same unseen
+worlds.
 
 Each run (level, arm, seed and options) is written to ``--results`` and not run again. One that was
 stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept what it
@@ -37,6 +38,7 @@ from babylon.training.base_model import RECIPES, make_embedded_model
 from benchmarks.curriculum.hours import (
     LOOK_WORLDS,
     Hour,
+    Update,
     gated_update,
     learn,
     look,
@@ -47,7 +49,7 @@ from benchmarks.curriculum.hours import (
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, stored, table
 from benchmarks.curriculum.stability import stability
 
-ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo")
+ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base")
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
@@ -96,13 +98,16 @@ def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[Run
     """
     level, last = LEVELS[key.level], key.last
     decisions = sum(level.rules(hour).ticks for hour in range(key.first, last + 1)) * key.agents
+    started = look(level, last, base, key.worlds)
     began, policy = time.process_time(), base
+    curve: list[object] = []
     if key.arm == "ppo":
         decisions, curve, pnl, malformed = _ppo(key)
         cpu_s = time.process_time() - began
     else:
-        curve = []
-        if key.arm == "sft":
+        if key.arm == "base":
+            decisions, cpu_s = 0, 0.0
+        elif key.arm == "sft":
             policy = taught(
                 level, base, seed=key.seed, hours=key.hours, agents=key.agents, directory=place
             )
@@ -113,9 +118,8 @@ def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[Run
                 print(json.dumps(asdict(row)), flush=True)
                 curve.append(asdict(row))
                 cpu_s += row.cpu_s
-        end = look(level, last, policy, key.worlds)
+        end = started if policy == base else look(level, last, policy, key.worlds)
         pnl, malformed = end.pnl, float(end.malformed.mean())
-    started = look(level, last, base, key.worlds)
     return _compared(key, pnl, malformed, started, decisions, cpu_s, curve), policy
 
 
@@ -123,9 +127,12 @@ def _learner(
     key: RunKey, base: Path, looks: Sequence[int], place: Path
 ) -> Iterator[tuple[Hour, Path]]:
     """The hours of an arm that learns by reinforcement."""
-    level, update = LEVELS[key.level], gated_update if key.arm == "gated" else own_update
+    level = LEVELS[key.level]
+    update: Update = gated_update if key.arm == "gated" else own_update
     if key.arm == "trl":
-        from benchmarks.curriculum.trl_update import trl_update as update
+        from benchmarks.curriculum.trl_update import trl_update
+
+        update = trl_update
     changed = dict(pair.split("=", 1) for pair in key.settings)
     recipe = training_recipe(level.rules(0)) | (REINFORCE if key.arm == "reinforce" else {})
     return learn(
