@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 import numpy as np
-import torch
 from datasets import Dataset
 from trl import GRPOConfig
 
@@ -59,8 +58,7 @@ def trl_update(window: Window, training: TrainingSettings, target: Path) -> Move
         processing_class=tokenizer,
     )
     trainer.window = LoggedWindow(name=window.level.name, calls=calls)
-    with torch.enable_grad():
-        trainer.train()
+    trainer.train()
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     return Moved(kl_after=float("nan"), entropy=float("nan"))
