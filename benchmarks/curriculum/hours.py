@@ -57,8 +57,8 @@ class Hour:
     hour: int
     fleet_pnl: float
     malformed: float  # share of the fleet's replies
-    kl_after: float
-    entropy: float
+    kl_after: float | None
+    entropy: float | None
     cpu_s: float
     undone: int = 0
     gate: str = ""
@@ -231,10 +231,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The figures of an update: nats a token, the iterations that were undone, the gate's words."""
+    """The figures of an update: nats a token, the iterations that were undone, the gate's words.
 
-    kl_after: float
-    entropy: float
+    ``None``: nothing was trained, or the trainer does not say.
+    """
+
+    kl_after: float | None = None
+    entropy: float | None = None
     undone: int = 0
     gate: str = ""
 
@@ -260,10 +263,10 @@ def own_update(window: Window, training: TrainingSettings, target: Path) -> Move
     except (WindowNotReadyError, TrainingError) as error:
         print(f"not trained: {error}", flush=True)
         shutil.copytree(window.policy, target, dirs_exist_ok=True)
-        return Moved(kl_after=0.0, entropy=float("nan"))
+        return Moved()
     return Moved(
         kl_after=report.kl_after,
-        entropy=getattr(report, "entropy", float("nan")),
+        entropy=getattr(report, "entropy", None),
         undone=getattr(report, "iterations_undone", 0),
     )
 

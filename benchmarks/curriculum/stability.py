@@ -28,7 +28,7 @@ class Course:
     best: float
     last: float
     malformed: float  # in the last ``SPAN`` hours
-    entropy: float  # after the last hour, nats a token
+    entropy: float  # after the last hour that was trained, nats a token
     undone: int  # iterations
 
     @property
@@ -48,7 +48,7 @@ def course(hours: Sequence[dict[str, Any]]) -> Course:
         best=max(means),
         last=means[-1],
         malformed=sum(hour["malformed"] for hour in hours[-span:]) / span,
-        entropy=hours[-1]["entropy"],
+        entropy=next((e for h in reversed(hours) if (e := h["entropy"]) is not None), 0.0),
         undone=sum(hour["undone"] for hour in hours),
     )
 
