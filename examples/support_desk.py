@@ -1,27 +1,25 @@
 """A support desk as a task of its own: a model that guesses learns which tool solves a ticket."""
 
 import asyncio
-import os
-from itertools import product
 from random import Random
 
 from babylon import load_settings
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.evaluation.tasks.evaluator import PlayScore
-from babylon.flows.train_window import train_window
 from babylon.ops.local_play import local_play
+from babylon.ops.prefect_env import prepare_inline_run
 from babylon.training.base_model import resolve_base
 from babylon.training.sft import fine_tune
 
 TOOLS = {"Where is my parcel?": "track", "I want my money back.": "refund", "It broke.": "replace"}
-NOBODY = {"trajectory_id": "", "agent_id": "", "scenario_id": "", "score": 0.0}
-os.environ |= {"EVALUATOR": "support_desk:Desk", "SCORER": "feedback", "TUNING": "full"}
-os.environ |= {"LEARNING_RATE": "1e-3", "ITERATIONS": "4", "WINDOW_GRACE_SECONDS": "0"}
+ASKS = {ticket: ({"role": "user", "content": ticket},) for ticket in TOOLS}
+NOBODY = dict.fromkeys(["trajectory_id", "agent_id", "scenario_id"], "")
+SETTINGS = {"evaluation": {"evaluator": "support_desk:Desk"}, "scoring": {"scorer": "feedback"}}
+SETTINGS["training"] = {"tuning": "full", "learning_rate": 1e-3, "iterations": 4}
 
 
-async def answer(client, model, ticket, **more):
-    ask = [{"role": "user", "content": ticket}]
-    got = await client.chat.completions.create(model=model, messages=ask, max_tokens=8, **more)
+async def answer(client, ticket, **more):
+    got = await client.chat.completions.create(messages=ASKS[ticket], max_tokens=8, **more)
     return got.id, got.choices[0].message.content
 
 
@@ -30,7 +28,7 @@ class Desk:  # the evaluator: a world is a ticket, whose tool is known
     worlds = staticmethod(lambda seed, count, recorded: Random(seed).choices([*TOOLS], k=count))
 
     async def play(self, ticket, policy, seed):
-        _, tool = await answer(policy.client, policy.model, ticket, seed=seed)
+        _, tool = await answer(policy.client, ticket, model=policy.model, seed=seed)
         return PlayScore(value=float(tool == TOOLS[ticket]), malformed=tool not in TOOLS.values())
 
 
@@ -38,23 +36,25 @@ async def shift(client, recorder, agent, hour):  # five tickets, the same as sev
     table, at, act = f"table-{agent % 8}", f"{hour}:00+00:00", {"action_type": "TOOL"}
     async with recorder.trajectory(f"agent-{agent}", table, at=at) as play:
         for ticket in Random(f"{hour}{table}").choices([*TOOLS], k=5):
-            call, tool = await answer(client, "babylon", ticket, extra_headers=play.headers)
+            call, tool = await answer(client, ticket, model="babylon", extra_headers=play.headers)
             await play.step(calls=[call], reward=float(tool == TOOLS[ticket]), action=act, at=at)
 
 
-async def main(models, hours):
-    os.environ["BASE_MODEL"] = str(base := models / "desk")
+async def main(models):
+    SETTINGS["model"] = {"base": str(base := models / "desk")}
     if not base.exists():  # make a base model that knows the tools, not what they solve
-        guesses = Random(0).choices([*product(TOOLS, TOOLS.values())], k=1500)
-        asks = [(({"role": "user", "content": ticket},), tool) for ticket, tool in guesses]
-        calls = [Call(step=0, messages=ask, response=tool) for ask, tool in asks]
-        rows = [TrainingRow(calls=(call,), **NOBODY) for call in calls]
+        guesses = [(ticket, tool) for ticket in TOOLS for tool in TOOLS.values()] * 170
+        calls = [Call(step=0, messages=ASKS[ticket], response=tool) for ticket, tool in guesses]
+        rows = [TrainingRow(calls=(call,), score=0.0, **NOBODY) for call in calls]
         fine_tune(resolve_base(None, models, 0), rows, base, tuning="full", batch_size=8)
-    async with local_play() as desk:
-        for hour in [f"2026-01-01T{number:02}:00" for number in range(hours)]:
+    async with local_play(**SETTINGS) as desk:
+        for hour in [f"2026-01-01T0{number}:00" for number in range(4)]:
             await asyncio.gather(*(shift(*desk, agent, hour) for agent in range(64)))
-            print(hour, (await train_window(hour)).reason, flush=True)
+            print(hour, (done := await train_window(hour, SETTINGS)).status, done.reason)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(load_settings().home.models, int(os.environ.get("HOURS", "4"))))
+    prepare_inline_run(load_settings().home, load_settings().prefect)
+    from babylon.flows.train_window import train_window  # after Prefect's environment is set
+
+    asyncio.run(main(load_settings().home.models))

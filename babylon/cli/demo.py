@@ -26,9 +26,9 @@ from babylon.ops.demo import GAMES, DemoReport, Say, Step, demo_overrides, run_d
 
 
 def run(
-    home: Home, seed: int, base: str | None, rules: str, windows: int, shared: bool
+    home: Home, seed: int, base: str | None, rules: str, windows: int | None, shared: bool
 ) -> DemoReport:
-    """Play and train ``windows`` hours in a new home below ``home``."""
+    """Play and train ``windows`` hours, or the game's own number, in a new home below ``home``."""
     from babylon.flows.train_window import train_window
 
     game = GAMES[rules]
@@ -44,7 +44,7 @@ def run(
                 settings,
                 home.models,
                 game,
-                windows=windows,
+                windows=windows or game.windows,
                 shared=shared,
                 train=train,
                 say=say,

@@ -93,7 +93,9 @@ def train(
 
 @app.command()
 def demo(
-    windows: Annotated[int, typer.Option(min=1, metavar="N", help="Hours of play.")] = 12,
+    windows: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Hours of play. Default: 12, or 3 full.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
     rules: o.GameRules = o.Preset.STARTER,
     shared: o.Shared = False,

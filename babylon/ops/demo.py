@@ -37,26 +37,19 @@ from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.store.windows import list_windows
 
 FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # fixed, so that a seed repeats its demo
-RECIPE: dict[str, Any] = {
-    "training": {
-        "tuning": "full",
-        "learning_rate": 5e-4,
-        "iterations": 2,
-        "batch_size": 16,
-        "accumulation": 1,
-    },
-    "scoring": {"scorer": "heuristic"},
-}
+STEP_DECISIONS = 96  # of a train step: 16 plays of the small game, 2 of the full hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoGame:
     """The rules of a demo. An hour lasts as many minutes as the rules have ticks.
 
-    ``final``: worlds of the last comparison; ``gate``: most worlds of a gate, else the setting's.
+    ``windows``: hours of play, unless asked otherwise. ``final``: worlds of the last comparison;
+    ``gate``: most worlds of a gate, else the setting's.
     """
 
     rules: Rules
+    windows: int
     agents: int
     final: int
     gate: int | None = None
@@ -64,8 +57,8 @@ class DemoGame:
 
 
 GAMES = {
-    "starter": DemoGame(rules=STARTER, agents=64, final=512),
-    "hour": DemoGame(rules=HOUR, agents=32, final=64, gate=128, base="embedded:hour"),
+    "starter": DemoGame(rules=STARTER, windows=12, agents=64, final=512),
+    "hour": DemoGame(rules=HOUR, windows=3, agents=16, final=64, gate=128, base="embedded:hour"),
 }
 Say = Callable[[str], None]
 Step = Callable[[str, int, int], None]  # name, done, total
@@ -111,6 +104,17 @@ class DemoReport:
     duration_s: float
 
 
+def training_recipe(rules: Rules) -> dict[str, Any]:
+    """Training settings that fit a tiny model and the length of a play."""
+    return {
+        "tuning": "full",
+        "learning_rate": 5e-4,
+        "iterations": 2,
+        "batch_size": max(2, STEP_DECISIONS // rules.ticks),
+        "accumulation": 1,
+    }
+
+
 def demo_overrides(
     home: Home, seed: int, now: datetime, game: DemoGame, base: str | None
 ) -> dict[str, Any]:
@@ -122,7 +126,8 @@ def demo_overrides(
     name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
     gate = {} if game.gate is None else {"evaluation": {"scenarios": game.gate}}
     return {
-        **RECIPE,
+        "training": training_recipe(game.rules),
+        "scoring": {"scorer": "heuristic"},
         "home": home.root / "demo" / name,
         "database": {"url": None},
         "seed": seed,

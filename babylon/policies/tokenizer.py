@@ -19,15 +19,19 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, names: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """Train a tokenizer on texts. Digits and line breaks are never merged with other text.
 
-    Merges can span words, so the fixed parts of prompts and replies become a few tokens.
+    Merges can span words, so the fixed parts of prompts and replies become a few tokens. ``names``
+    are not merged with other text either, so that a model can copy them.
     """
+    apart = "|".join([r"\d+|\n|buy_|sell", *names])
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d+|\n|buy_|sell"), "isolated"),
+            pre_tokenizers.Split(Regex(apart), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

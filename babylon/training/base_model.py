@@ -47,7 +47,13 @@ EMBEDDED = "embedded:"
 RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
     "starter": lambda seed: EmbeddedModelRecipe(seed=seed),
     "hour": lambda seed: EmbeddedModelRecipe(
-        seed=seed, game="hour", vocab_size=2048, steps=900, tokenizer_chats=1500
+        seed=seed,
+        game="hour",
+        vocab_size=2048,
+        hidden_size=64,
+        heads=2,
+        steps=250,
+        tokenizer_chats=1000,
     ),
 }
 """Recipes by the game whose prompts the model knows: ``BASE_MODEL=embedded:hour``."""

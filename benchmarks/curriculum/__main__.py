@@ -1,26 +1,30 @@
 """Learning on the levels of the curriculum, beside its baselines.
 
     python -m benchmarks.curriculum [--level L0] [--arm ours] [--seeds 0 1] [--hours 8]
-        [--agents 64] [--base CHECKPOINT] [--set credit=trajectory discount=0.5 ...]
-    python -m benchmarks.curriculum --table
+        [--agents 64] [--first 0] [--base CHECKPOINT] [--keep CHECKPOINT]
+        [--set credit=trajectory discount=0.5 ...]
+    python -m benchmarks.curriculum --table | --stability | --figures DIRECTORY
 
-Arms: ``ours``, the demo's recipe; ``reinforce``, the same hours with one pass of REINFORCE on whole
-trajectories; ``sft``, the base model taught the best of its own plays; ``ppo``, PPO from scratch on
-the Gymnasium view, which sees features. All are compared with the base model and the best scripted
-rule on the same unseen worlds.
+Arms: ``ours``, the demo's recipe; ``gated``, the same with the arena's gate; ``reinforce``, the
+same hours with one pass of REINFORCE on whole trajectories; ``trl``, the same hours trained by
+TRL's GRPOTrainer (in ``.venv-bench``); ``sft``, the base model taught the best of its own
+plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features; ``base``, the base
+model as it is. All are compared with the base model and the best scripted rule on the same unseen
+worlds.
 
-Each run (level, arm, seed and options) is written to ``--results`` and not run again, so that a
-later call goes on. ``--table`` prints all of them.
+Each run (level, arm, seed and options) is written to ``--results`` and not run again. One that was
+stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept what it
+had learned, finished or not; ``--figures`` draws one figure a level.
 """
 
 import argparse
 import json
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -29,12 +33,23 @@ from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.confidence import paired_difference
 from babylon.evaluation.arena.play import Floats, Plays, best_rule
 from babylon.game.market.levels import LEVELS
-from babylon.ops.demo import RECIPE
+from babylon.ops.demo import training_recipe
 from babylon.training.base_model import RECIPES, make_embedded_model
-from benchmarks.curriculum.hours import LOOK_WORLDS, learn, look, taught, unseen
+from benchmarks.curriculum.hours import (
+    LOOK_WORLDS,
+    Hour,
+    Update,
+    gated_update,
+    learn,
+    look,
+    own_update,
+    taught,
+    unseen,
+)
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, stored, table
+from benchmarks.curriculum.stability import stability
 
-ARMS = ("ours", "reinforce", "sft", "ppo")
+ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base")
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
@@ -42,6 +57,14 @@ PPO_LOOKS = 8
 
 def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
+    if options.stability:
+        print("\n".join(stability(options.results)))
+        return
+    if options.figures:
+        from benchmarks.curriculum.figures import draw
+
+        print(*draw(all_stored(options.results), options.figures), sep="\n")
+        return
     if not options.table:
         models = load_settings().home.models
         for seed in options.seeds:
@@ -51,58 +74,79 @@ def main(arguments: Sequence[str]) -> None:
                 arm=options.arm,
                 seed=seed,
                 hours=options.hours,
+                first=options.first,
                 agents=options.agents,
                 worlds=options.worlds,
                 base=base.name,
                 settings=tuple(sorted(options.set)),
             )
             if stored(options.results, key) is None:
-                store(options.results, run(key, base, options.look))
+                place = options.results / "unfinished" / key.file.removesuffix(".json")
+                place.mkdir(parents=True, exist_ok=True)
+                result, policy = run(key, base, options.look, place)
+                if options.keep:
+                    shutil.copytree(policy, options.keep)
+                store(options.results, result)
+                shutil.rmtree(place)
     print("\n".join(table(all_stored(options.results))))
 
 
-def run(key: RunKey, base: Path, looks: Sequence[int]) -> RunResult:
-    """Run one arm of a level with one seed."""
-    level, last = LEVELS[key.level], key.hours - 1
-    decisions = sum(level.rules(hour).ticks for hour in range(key.hours)) * key.agents
-    began = time.process_time()
+def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[RunResult, Path]:
+    """Run one arm of a level with one seed → (result, policy; the base model for PPO).
+
+    ``place`` holds what it has done so far.
+    """
+    level, last = LEVELS[key.level], key.last
+    decisions = sum(level.rules(hour).ticks for hour in range(key.first, last + 1)) * key.agents
+    started = look(level, last, base, key.worlds)
+    began, policy = time.process_time(), base
     curve: list[object] = []
-    with TemporaryDirectory() as directory:
-        place = Path(directory)
-        if key.arm == "ppo":
-            decisions, curve, pnl, malformed = _ppo(key)
+    if key.arm == "ppo":
+        decisions, curve, pnl, malformed = _ppo(key)
+        cpu_s = time.process_time() - began
+    else:
+        if key.arm == "base":
+            decisions, cpu_s = 0, 0.0
+        elif key.arm == "sft":
+            policy = taught(
+                level, base, seed=key.seed, hours=key.hours, agents=key.agents, directory=place
+            )
             cpu_s = time.process_time() - began
         else:
-            policy = base
-            if key.arm == "sft":
-                policy = taught(
-                    level,
-                    base,
-                    seed=key.seed,
-                    hours=key.hours,
-                    agents=key.agents,
-                    directory=place,
-                )
-            else:
-                changed = dict(pair.split("=", 1) for pair in key.settings)
-                recipe = RECIPE["training"] | (REINFORCE if key.arm == "reinforce" else {})
-                for row, policy in learn(  # noqa: B007
-                    level,
-                    base,
-                    TrainingSettings.model_validate(recipe | changed),
-                    seed=key.seed,
-                    hours=key.hours,
-                    agents=key.agents,
-                    looks=looks,
-                    directory=place,
-                ):
-                    print(json.dumps(asdict(row)), flush=True)
-                    curve.append(asdict(row))
-            cpu_s = time.process_time() - began
-            end = look(level, last, policy, key.worlds)
-            pnl, malformed = end.pnl, float(end.malformed.mean())
-    started = look(level, last, base, key.worlds)
-    return _compared(key, pnl, malformed, started, decisions, cpu_s, curve)
+            hours, cpu_s = _learner(key, base, looks, place), 0.0
+            for row, policy in hours:  # noqa: B007
+                print(json.dumps(asdict(row)), flush=True)
+                curve.append(asdict(row))
+                cpu_s += row.cpu_s
+        end = started if policy == base else look(level, last, policy, key.worlds)
+        pnl, malformed = end.pnl, float(end.malformed.mean())
+    return _compared(key, pnl, malformed, started, decisions, cpu_s, curve), policy
+
+
+def _learner(
+    key: RunKey, base: Path, looks: Sequence[int], place: Path
+) -> Iterator[tuple[Hour, Path]]:
+    """The hours of an arm that learns by reinforcement."""
+    level = LEVELS[key.level]
+    update: Update = gated_update if key.arm == "gated" else own_update
+    if key.arm == "trl":
+        from benchmarks.curriculum.trl_update import trl_update
+
+        update = trl_update
+    changed = dict(pair.split("=", 1) for pair in key.settings)
+    recipe = training_recipe(level.rules(0)) | (REINFORCE if key.arm == "reinforce" else {})
+    return learn(
+        level,
+        base,
+        TrainingSettings.model_validate(recipe | changed),
+        seed=key.seed,
+        hours=key.hours,
+        first=key.first,
+        agents=key.agents,
+        looks=looks,
+        directory=place,
+        update=update,
+    )
 
 
 def _compared(
@@ -114,7 +158,7 @@ def _compared(
     cpu_s: float,
     curve: Sequence[object],
 ) -> RunResult:
-    rule, best = best_rule(unseen(LEVELS[key.level], key.hours - 1, key.worlds))
+    rule, best = best_rule(unseen(LEVELS[key.level], key.last, key.worlds))
     gain, beside = paired_difference(started.pnl, pnl), paired_difference(best.pnl, pnl)
     return RunResult(
         key=key,
@@ -135,7 +179,7 @@ def _ppo(key: RunKey) -> tuple[int, list[object], Floats, float]:
     """Train PPO with a hundred times the decisions of the other arms, of the last hour's rules."""
     from benchmarks.curriculum import ppo
 
-    level, last = LEVELS[key.level], key.hours - 1
+    level, last = LEVELS[key.level], key.last
     rules, worlds = level.rules(last), unseen(level, last, key.worlds)
     budget = 100 * rules.ticks * key.agents * key.hours
     curve: list[object] = []
@@ -160,10 +204,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--worlds", type=int, default=LOOK_WORLDS)
     parser.add_argument("--look", type=int, nargs="*", default=[])
+    parser.add_argument("--first", type=int, default=0, help="First hour of the level.")
     parser.add_argument("--base", type=Path)
+    parser.add_argument("--keep", type=Path, help="Directory for the last policy.")
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/curriculum"))
     parser.add_argument("--table", action="store_true", help="Run nothing; print what was run.")
+    parser.add_argument("--stability", action="store_true", help="Print what became of each loss.")
+    parser.add_argument("--figures", type=Path, metavar="DIRECTORY", help="Draw what was run.")
     return parser.parse_args(arguments)
 
 

@@ -4,9 +4,11 @@ There is no database, no gateway and no gate. All seeds of a level and all setti
 worlds.
 """
 
+import asyncio
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
@@ -15,11 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.preferences import PromptReplies, ValuedReply
-from babylon.core.settings import TrainingSettings
+from babylon.core.settings import EvaluationSettings, TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
+from babylon.evaluation.arena.match import compare
 from babylon.evaluation.arena.play import Plays, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.arena.worlds import simulated
 from babylon.evaluation.preferences.choose import informative
 from babylon.evaluation.preferences.play_on import value_replies
 from babylon.evaluation.rebuild.recorded import RecordedPlay, RecordedScenario
@@ -52,9 +57,11 @@ class Hour:
     hour: int
     fleet_pnl: float
     malformed: float  # share of the fleet's replies
-    kl_after: float
-    entropy: float
+    kl_after: float | None
+    entropy: float | None
     cpu_s: float
+    undone: int = 0
+    gate: str = ""
     looked: float | None = None
 
 
@@ -209,6 +216,83 @@ def taught(
     return target
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """An hour's play as an update gets it, and the policy that played."""
+
+    level: CurriculumLevel
+    hour: int
+    policy: Path
+    worlds: Sequence[Scenario]
+    play: Sequence[Trajectory]
+    rows: Sequence[TrainingRow]
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The figures of an update: nats a token, the iterations that were undone, the gate's words.
+
+    ``None``: nothing was trained, or the trainer does not say.
+    """
+
+    kl_after: float | None = None
+    entropy: float | None = None
+    undone: int = 0
+    gate: str = ""
+
+
+Update = Callable[[Window, TrainingSettings, Path], Moved]
+
+
+def own_update(window: Window, training: TrainingSettings, target: Path) -> Moved:
+    """Train as the stage does. A window that teaches nothing leaves the policy as it is."""
+    from babylon.training.update import update_checkpoint
+    from babylon.training.update_options import trainer_config
+
+    try:
+        report: Any = update_checkpoint(
+            window.policy,
+            window.rows,
+            target,
+            tuning=training.tuning,
+            config=trainer_config(training, window.seed),
+            staleness={0: 0},
+            preferences=preferred(window, training),
+        ).report
+    except (WindowNotReadyError, TrainingError) as error:
+        print(f"not trained: {error}", flush=True)
+        shutil.copytree(window.policy, target, dirs_exist_ok=True)
+        return Moved()
+    return Moved(
+        kl_after=report.kl_after,
+        entropy=getattr(report, "entropy", None),
+        undone=getattr(report, "iterations_undone", 0),
+    )
+
+
+def gated_update(window: Window, training: TrainingSettings, target: Path) -> Moved:
+    """Do the same, and keep the policy that played unless the arena's gate promotes the new one.
+
+    The gate plays fresh worlds of the hour's rules, as it does where the fleet plays the simulator.
+    """
+    from babylon.evaluation.arena.players import checkpoint_player
+
+    moved = own_update(window, training, target)
+    seed = f"curriculum:{window.level.name}:{window.seed}:{window.hour}"
+    budget = EvaluationSettings().scenarios
+    worlds = simulated(
+        unseen_scenarios("gate", seed, budget, window.level.rules(window.hour)),
+        AGENTS_A_WORLD if window.level.shared else 1,
+    )
+    old, new = (checkpoint_player(str(path), window.seed) for path in (window.policy, target))
+    match = asyncio.run(compare(old, new, worlds))
+    if match.ruling != "promote":
+        shutil.rmtree(target)
+        shutil.copytree(window.policy, target)
+    return replace(moved, gate=f"{match.ruling}: {match.reason}")
+
+
 def learn(
     level: CurriculumLevel,
     base: Path,
@@ -219,54 +303,56 @@ def learn(
     agents: int,
     looks: Sequence[int],
     directory: Path,
+    first: int = 0,
+    update: Update = own_update,
 ) -> Iterator[tuple[Hour, Path]]:
-    """Play and train hour after hour. Every update serves at once: there is no gate."""
-    from babylon.training.update import update_checkpoint
-    from babylon.training.update_options import trainer_config
+    """Play and train ``hours`` hours from ``first`` on. Without a gate every update serves at once.
 
-    policy, config = base, trainer_config(training, seed)
-    for hour in range(hours):
+    ``directory`` keeps the hours and the newest policy, and a later call goes on from there.
+    """
+    known = directory / "hours.jsonl"
+    policy = base
+    for line in known.read_bytes().splitlines() if known.exists() else ():
+        hour = msgspec.json.decode(line, type=Hour)
+        policy = directory / str(hour.hour)
+        yield hour, policy
+    for number in range(first if policy == base else int(policy.name) + 1, first + hours):
         began = time.process_time()
-        worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
+        worlds = worlds_of(level, seed, number, agents // AGENTS_A_WORLD)
         play = played(Sampler(str(policy)), worlds, seed, level.shared)
-        rows = scored(play)
-        target = directory / f"{level.name}-{seed}-{hour}"
-        report: Any = update_checkpoint(
-            policy,
-            rows,
-            target,
-            tuning=training.tuning,
-            config=config,
-            staleness={0: 0},
-            preferences=preferred(policy, rows, worlds, play, level.shared, training, seed),
-        ).report
-        policy = target
-        failed = [payoff.failed for own in play for payoff in own.payoffs]
-        yield (
-            Hour(
-                level=level.name,
-                seed=seed,
-                hour=hour,
-                fleet_pnl=sum(own.pnl_usd for own in play) / len(play),
-                malformed=sum(failed) / len(failed),
-                kl_after=report.kl_after,
-                entropy=getattr(report, "entropy", float("nan")),
-                cpu_s=time.process_time() - began,
-                looked=look(level, hour, policy).mean_pnl if hour in looks else None,
-            ),
-            policy,
+        window = Window(
+            level=level,
+            hour=number,
+            policy=policy,
+            worlds=worlds,
+            play=play,
+            rows=scored(play),
+            seed=seed,
         )
+        moved = update(window, training, directory / str(number))
+        failed = [payoff.failed for own in play for payoff in own.payoffs]
+        earlier, policy = policy, directory / str(number)
+        hour = Hour(
+            level=level.name,
+            seed=seed,
+            hour=number,
+            fleet_pnl=sum(own.pnl_usd for own in play) / len(play),
+            malformed=sum(failed) / len(failed),
+            kl_after=moved.kl_after,
+            entropy=moved.entropy,
+            undone=moved.undone,
+            gate=moved.gate,
+            cpu_s=time.process_time() - began,
+            looked=look(level, number, policy).mean_pnl if number in looks else None,
+        )
+        with known.open("ab") as lines:
+            lines.write(msgspec.json.encode(hour) + b"\n")
+        if earlier != base:
+            shutil.rmtree(earlier)
+        yield hour, policy
 
 
-def preferred(
-    policy: Path,
-    rows: Sequence[TrainingRow],
-    worlds: Sequence[Scenario],
-    play: Sequence[Trajectory],
-    shared: bool,
-    training: TrainingSettings,
-    seed: int,
-) -> "Preferences":
+def preferred(window: Window, training: TrainingSettings) -> "Preferences":
     """The objective, and the replies that it needs, sampled and valued as the stage does."""
     from babylon.core.learning_settings import PreferenceSettings
     from babylon.evaluation.preferences.sample import sample_replies
@@ -275,9 +361,11 @@ def preferred(
     if "dpo" not in training.objective:
         return Preferences(objective=training.objective)
     asked = PreferenceSettings()
-    points = informative(rows, asked.prompts)
-    found = sample_replies(str(policy), points, asked.replies, asked.temperature, seed)
-    recorded = _recorded(worlds, play, shared)
+    points = informative(window.rows, asked.prompts)
+    found = sample_replies(
+        str(window.policy), points, asked.replies, asked.temperature, window.seed
+    )
+    recorded = _recorded(window.worlds, window.play, window.level.shared)
     values = value_replies(recorded, points, [[one.text for one in own] for own in found])
     return Preferences(
         objective=training.objective,

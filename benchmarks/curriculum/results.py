@@ -21,6 +21,12 @@ class RunKey:
     worlds: int
     base: str
     settings: tuple[str, ...] = ()
+    first: int = 0
+
+    @property
+    def last(self) -> int:
+        """The last hour."""
+        return self.first + self.hours - 1
 
     @property
     def file(self) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from babylon.core.settings import TrainingSettings
 from babylon.game.market.levels import LEVELS
-from babylon.ops.demo import RECIPE
+from babylon.ops.demo import training_recipe
 from benchmarks.curriculum.hours import Sampler, learn, played, unseen, worlds_of
 
 
@@ -29,9 +29,15 @@ def test_an_hour_is_played_and_trained(embedded_model: Path, tmp_path: Path) -> 
         assert fsum(payoff.pnl_usd for payoff in one.payoffs) == pytest.approx(one.pnl_usd)
         assert [call.step for call in one.calls] == [payoff.step for payoff in one.payoffs]
         assert all(len(c.logprobs or ()) == len(c.completion_token_ids or ()) for c in one.calls)
-    training = TrainingSettings.model_validate(RECIPE["training"])
+    training = TrainingSettings.model_validate(training_recipe(level.rules(0)))
     [(hour, policy)] = learn(
         level, embedded_model, training, seed=0, hours=1, agents=8, looks=(), directory=tmp_path
     )
-    assert (hour.level, hour.hour) == ("L0", 0) and hour.kl_after > 0 and policy.exists()
+    assert (hour.level, hour.hour) == ("L0", 0) and (hour.kl_after or 0) > 0 and policy.exists()
+    goes_on = learn(
+        level, embedded_model, training, seed=0, hours=2, agents=8, looks=(), directory=tmp_path
+    )
+    again, (second, newest) = list(goes_on)
+    assert again == (hour, policy) and (second.hour, newest.name) == (1, "1")
+    assert not policy.exists() and newest.exists()
     assert hour.fleet_pnl == pytest.approx(fsum(one.pnl_usd for one in own) / 8)

@@ -168,7 +168,7 @@ def _make_trainer(session: LocalSession, task: Task, variant: str, steps: int) -
     )
     trainer = TRAINERS[variant](
         model=session.model,
-        reward_funcs=_no_reward,
+        reward_funcs=no_reward,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(i) for i in range(len(calls))]}),
         processing_class=_tokenizer(),
@@ -179,7 +179,7 @@ def _make_trainer(session: LocalSession, task: Task, variant: str, steps: int) -
     return trainer
 
 
-def _no_reward(completions: Sequence[object], **_: object) -> list[float]:
+def no_reward(completions: Sequence[object], **_: object) -> list[float]:
     return [0.0] * len(completions)
 
 

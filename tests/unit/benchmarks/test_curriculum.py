@@ -9,6 +9,7 @@ from babylon.game.market.scenario import STARTER, make_scenario
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, table
+from benchmarks.curriculum.stability import course
 
 
 def result(key: RunKey, gain: float) -> RunResult:
@@ -32,9 +33,9 @@ def test_a_run_that_has_a_result_is_not_run_again(
 ) -> None:
     ran: list[RunKey] = []
 
-    def run(key: RunKey, base: Path, looks: list[int]) -> RunResult:
+    def run(key: RunKey, base: Path, looks: list[int], place: Path) -> tuple[RunResult, Path]:
         ran.append(key)
-        return result(key, 100.0 + 20 * key.seed)
+        return result(key, 100.0 + 20 * key.seed), base
 
     monkeypatch.setattr(program, "run", run)
     common = ["--base", "/models/b", "--results", str(tmp_path), "--level", "L1"]
@@ -67,3 +68,18 @@ def test_ppo_plays_and_updates_in_whole_plays_and_its_final_play_repeats() -> No
     assert len(found) == 8 and found == ppo.pnl(trader, worlds)
     logprob, entropy = trader.logprob(torch.zeros(2, 25), torch.zeros(2, 2, dtype=torch.long))
     assert (logprob < 0).all() and (entropy > 0).all()
+
+
+def test_a_run_has_lost_what_it_learned_if_it_ends_far_below_its_best_or_malformed() -> None:
+    def hours(*pnl: float, malformed: float = 0.0) -> list[dict[str, float]]:
+        return [
+            {"fleet_pnl": one, "malformed": malformed, "entropy": 0.5, "undone": 1.0} for one in pnl
+        ]
+
+    risen = [20.0, *range(30, 330, 10)]
+    kept = course(hours(*risen))
+    assert not kept.lost and (kept.hours, kept.undone, kept.best) == (31, 31, kept.last)
+    assert not course(hours(*risen, *[200.0] * 10)).lost
+    assert course(hours(*risen, *[100.0] * 10)).lost
+    assert course(hours(20.0, *[-50.0] * 20)).lost
+    assert course(hours(*risen, malformed=0.2)).lost

@@ -8,7 +8,7 @@ import torch
 
 from babylon.core.errors import ModelError
 from babylon.game.market.scenario import HOUR
-from babylon.game.market.transcripts import varied_chats
+from babylon.game.market.transcripts import varied_choices
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.training.base_model import (
@@ -79,9 +79,9 @@ def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
     quick = dataclasses.replace(RECIPES["hour"](3), steps=1, tokenizer_chats=100)
     monkeypatch.setitem(RECIPES, "hour", lambda seed: dataclasses.replace(quick, seed=seed))
     made = Path(resolve_base("embedded:hour", tmp_path, 3))
-    assert made.name.startswith("embedded-hour-96x3-seed3-")
+    assert made.name.startswith("embedded-hour-64x3-seed3-")
     _, tokenizer = load_policy(made)
-    prompt = next(varied_chats(3, [HOUR]))[:-1]
+    prompt = next(varied_choices(3, [HOUR], 1)).prompt
     short = len(render_prompt(tokenizer, prompt))
     assert short < len(prompt[0]["content"] + prompt[1]["content"]) / 3  # its words are tokens
     assert EmbeddedModelRecipe(seed=3).name == RECIPES["starter"](3).name

@@ -1,0 +1,76 @@
+"""One figure a level: what the fleet earned by decisions, and the end on unseen worlds by arm."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+
+from benchmarks.curriculum.results import RunResult
+
+matplotlib.use("svg")
+
+
+def draw(results: Sequence[RunResult], directory: Path) -> list[Path]:
+    """Draw the levels that have results → the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for level in sorted({run.key.level for run in results}):
+        target = directory / f"curriculum-{level}.png"
+        _level([run for run in results if run.key.level == level], level, target)
+        drawn.append(target)
+    return drawn
+
+
+def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
+    """Left: hours of all seeds. Right: means with 95 % intervals over worlds; several seeds: range.
+
+    The lines of base model and rule are those of the first run. All runs meet the same worlds.
+    """
+    from matplotlib import pyplot
+
+    arms: dict[str, list[RunResult]] = {}
+    for run in runs:
+        arms.setdefault(" ".join([run.key.arm, *run.key.settings]), []).append(run)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for place, (name, own) in enumerate(sorted(arms.items())):
+        colour = f"C{place}"
+        for number, run in enumerate(own):
+            decisions, pnl = _curve(run)
+            label = name if number == 0 else None
+            left.plot(decisions, pnl, color=colour, alpha=0.8, label=label)
+        ends = [run.pnl for run in own]
+        low, high = min(ends), max(ends)
+        if len(own) == 1:
+            low, high = (own[0].base_pnl + bound for bound in own[0].gain[1:])
+        mean = fmean(ends)
+        right.errorbar([place], [mean], [[mean - low], [high - mean]], fmt="o", color=colour)
+    for axes in (left, right):
+        axes.axhline(runs[0].rule_pnl, color="black", ls="--", lw=1)
+        axes.axhline(runs[0].base_pnl, color="grey", ls=":", lw=1)
+    left.set(xlabel="decisions played", ylabel="the fleet's mean P&L, $", xscale="log")
+    left.legend(loc="best", fontsize="small")
+    seeds = ", ".join(f"{name}: {len(own)}" for name, own in sorted(arms.items()))
+    right.set(
+        xticks=range(len(arms)),
+        xlim=(-0.5, len(arms) - 0.5),
+        ylabel="P&L on unseen worlds, $",
+        title=f"seeds: {seeds}",
+    )
+    right.set_xticklabels(sorted(arms), rotation=15)
+    best, base = f"-- best rule ({runs[0].rule})", "·· base model"
+    figure.suptitle(f"{level}: {best}, {base}")
+    figure.savefig(target, dpi=110)
+    pyplot.close(figure)
+
+
+def _curve(run: RunResult) -> tuple[list[float], list[float]]:
+    """Decisions played so far and P&L: of hours, or the points that PPO stores."""
+    points: list[Any] = [*run.curve]
+    if not points:
+        return [run.decisions], [run.pnl]
+    if not isinstance(points[0], dict):
+        return [point[0] for point in points], [point[1] for point in points]
+    each = run.decisions / len(points)
+    return [each * (n + 1) for n in range(len(points))], [point["fleet_pnl"] for point in points]
