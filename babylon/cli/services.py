@@ -138,17 +138,14 @@ def lend(
     import signal
     import sys
 
-    import torch
-
     from babylon.training.processes.launch import lend_processes
     from babylon.training.processes.nodes import Nodes
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the processes end with this one
     settings = load_settings()
     training = settings.training
-    processes = training.processes or torch.cuda.device_count() or 1
     nodes = Nodes(training.nodes, training.rendezvous or "", number)
-    lend_processes(settings.home, processes, nodes)
+    lend_processes(settings.home, training.processes, nodes)
 
 
 def _show(statuses: list[dict[str, Any]], json: bool, **more: object) -> None:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import torch
@@ -45,6 +45,7 @@ from babylon.store.gateways import wait_until_loaded
 from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.store.proposals import proposed
 from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.train_report import TrainReport
 from babylon.training.likelihood import free_memory
 from babylon.training.trainable import TuningOptions
 from babylon.training.update import update_checkpoint
@@ -101,7 +102,7 @@ def train(place: Place, size: Size) -> Figures:
             parent, rows, place.directory / name, tuning=kind.tuning, config=config, options=options
         )
         figures[f"{name}_update_s"] = time.monotonic() - started
-    report, work = update.report, window_work(window)
+    report, work = cast(TrainReport, update.report), window_work(window)
     seconds = report.training_s / 3
     return figures | {
         "device": device_name(),

@@ -8,7 +8,6 @@ records the gap.
 
 import asyncio
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,14 +18,14 @@ from queue import Empty, SimpleQueue
 
 from babylon.core.settings import RecordingPolicy
 from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
-from babylon.serving.gateway.segments import SEGMENT_BYTES, Segment, encode_record
+from babylon.serving.gateway.segments import SEGMENT_BYTES, Segment, encode_record, try_to_write
 from babylon.serving.gateway.shipping import Shipper
 from babylon.serving.openai_wire import RequestError
 from babylon.store.calls import RecordedCall, RecordingGap
 
 log = logging.getLogger(__name__)
 
-PROBE_S, PROBE_BYTES = 1.0, 2**16
+PROBE_S = 1.0
 _Pending = tuple[bytes, "asyncio.Future[None]"]
 
 
@@ -132,7 +131,7 @@ class CallRecorder:
             last = len(calls) < len(group)
             try:
                 if problem:
-                    _try_to_write(self._directory)
+                    try_to_write(self._directory)
                 if calls:
                     self._current().append([record for record, _ in calls])
                 problem = None
@@ -190,16 +189,3 @@ class CallRecorder:
 
 def _refusal(problem: str) -> RequestError:
     return RequestError(503, problem, code="unavailable")
-
-
-def _try_to_write(directory: Path) -> None:
-    """Write, sync and remove a file, or raise ``OSError``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"probe-{os.getpid()}"
-    try:
-        with path.open("wb") as file:
-            file.write(bytes(PROBE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        path.unlink(missing_ok=True)

@@ -207,3 +207,16 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_to_write(directory: Path) -> None:
+    """Write, sync and remove a file, or raise ``OSError``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"probe-{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(2**16))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)

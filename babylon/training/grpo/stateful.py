@@ -114,7 +114,7 @@ class StatefulForward:
         for calls in self._groups(tree):
             lengths = [len(tree.calls[call].completion) for call in calls]
             columns = [
-                pad_sequence(list(column.split(lengths)), batch_first=True)
+                pad_sequence(list(torch.split(column, lengths)), batch_first=True)
                 for column in self._forward(tree.only(calls))
             ]
             backward(loss(calls, Values(logprobs=columns[0], entropy=columns[1])))

@@ -65,8 +65,10 @@ def run_in_processes(
         raise TrainingError(f"the trainer's processes ended early: {_end_of(log)}")
 
 
-def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
+def lend_processes(home: Home, processes: int | None, nodes: Nodes) -> NoReturn:
     """Take part in every update of the first machine, one after the other. Blocking.
+
+    ``processes``: of this machine. None: one for each of its GPUs, at least one.
 
     Raises:
         ConfigError: the settings name one machine, no home that machines share, or no address.
@@ -77,6 +79,7 @@ def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
             f" ARTIFACT_STORE={home.store!r}: set TRAIN_NODES, TRAIN_RENDEZVOUS and ARTIFACT_STORE,"
             " and give each machine but the first a number from 1"
         )
+    processes = processes or torch.cuda.device_count() or 1
     while True:
         with TemporaryDirectory(prefix="babylon-update-") as path:
             directory, log = JobDirectory(Path(path)), Path(path) / "log"

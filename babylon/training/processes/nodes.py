@@ -49,7 +49,7 @@ class Nodes:
                 " of the machine whose worker runs the update"
             ) from error
         found = psutil.net_if_addrs().items()
-        return next(name for name, listed in found if own in [one.address for one in listed])
+        return str(next(name for name, listed in found if own in [one.address for one in listed]))
 
 
 ALONE = Nodes()

@@ -101,6 +101,8 @@ def test_eight_ranks_tune_all_weights_of_an_8b_model_where_one_device_does_not_h
     head_and_embeddings = 4 * 2 * 151_936 * 4096
     assert divided.weights - alone.weights // 8 > 2 * head_and_embeddings
     assert divided.total < 40 * GIB
+
+
 def test_an_engine_leaves_the_rest_of_its_device_to_trainer_and_checks() -> None:
     config = tiny_model(0).config
     model = 4 * sum(p.numel() for p in tiny_model(0).parameters())
