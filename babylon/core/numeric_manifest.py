@@ -13,7 +13,7 @@ Coding: TypeAlias = Literal["menu", "dials"]
 
 
 class NumericManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """``coding`` and ``features`` are those of ``babylon.game.envs``, of ``questions`` and ``perps``.
+    """``coding`` and ``features`` are those of ``babylon.game.envs`` for these sizes.
 
     ``pnl``: mean P&L in the worlds by which the elite was chosen, simulator dollars a world.
     """
@@ -29,6 +29,10 @@ class NumericManifest(msgspec.Struct, frozen=True, kw_only=True):
     pnl: float
     digest: str = ""  # of the program
     format: int = FORMAT
+
+    def fits(self, questions: int, perps: int) -> bool:
+        """Return whether the policy can play a game of this size."""
+        return (self.questions, self.perps) == (questions, perps)
 
 
 def is_numeric(path: str | Path) -> bool:

@@ -24,7 +24,7 @@ Scores = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericPolicy:
-    """A loaded policy. ``scores``: features [B, F] → scores of a menu's entries, or dials [B, A]."""
+    """A loaded policy. ``scores``: features [B, F] → scores of a menu, or dials [B, A]."""
 
     manifest: NumericManifest
     scores: Scores

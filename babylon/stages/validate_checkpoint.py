@@ -25,6 +25,7 @@ from babylon.policies.shared_files import fetch_checkpoints
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
+from babylon.store.population import fitness_by_member, list_siblings
 from babylon.store.routes import RESTORER, all_routes, same_champion_since, taken_back
 from babylon.training.progress_directory import claim_name
 from babylon.training.update_health import ruled_out
@@ -105,10 +106,12 @@ async def _met(
     old = await asyncio.to_thread(checkpoint_player, serving.uri, seed)
     new = await asyncio.to_thread(checkpoint_player, checkpoint, seed)
     match = await compare(old, new, worlds, progress)
+    siblings = await list_siblings(store, batch_id=trained.batch_id)
     won = match.ruling == "promote"
     check = await held_out_check(store, trained, max_tokens) if won else None
     suite = await asyncio.to_thread(digest, worlds.scenarios)
     verdict = match_verdict(trained, route_version, match, suite, check)
+    verdict = replace(verdict, siblings=fitness_by_member(siblings))
     if verdict.promote:
         players = {serving.policy_version: old, trained.policy_version: new}
         own = trained.policy_version

@@ -67,6 +67,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     ]
     window = verdict.claim.window_id
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
+    siblings = [f"| {name} | {gain:+.1f} |" for name, gain in verdict.siblings.items()]
     return "\n".join(
         [
             f"# Window {window}, policy {verdict.policy_version}: {verdict.ruling}",
@@ -77,6 +78,10 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             *(["| yardstick | mean P&L, $ |", "| --- | ---: |", *yardsticks] if yardsticks else []),
             "",
+            *(
+                ["| sibling | P&L less the parent's, $ |", "| --- | ---: |", *siblings, ""]
+                * bool(siblings)
+            ),
             f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
             f"Frozen suite: {verdict.frozen or 'not played, the match did not promote'}.",

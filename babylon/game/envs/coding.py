@@ -67,7 +67,7 @@ def chosen(coding: Coding, scores: NDArray[Any], questions: int, perps: int) -> 
 
 
 def encode(coding: Coding, actions: Action, questions: int, perps: int) -> NDArray[Any]:
-    """Return the code nearest to each action [..., 2 or 3]: equal verb, then size, then leverage."""
+    """Return the code nearest to each action [..., 2 or 3]: by verb, then size, then leverage."""
     if coding == "menu":
         entries = menu(questions, perps)
         weights = np.array([1000, 10, 1])[: entries.shape[1]]
@@ -88,7 +88,9 @@ def action_of(seat: Seat, decision: Decision) -> Action:
     if not isinstance(decision, Order):
         return hold
     kinds, perp = (OF_PERP, True) if decision.kind.is_perp else (OF_QUESTION, False)
-    names = [p.ticker for p in scenario.perps] if perp else [q.market_id for q in scenario.questions]
+    names = (
+        [p.ticker for p in scenario.perps] if perp else [q.market_id for q in scenario.questions]
+    )
     if decision.market not in names:
         return hold
     before = len(OF_QUESTION) * len(scenario.questions) if perp else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from babylon.core.errors import ModelError
-from babylon.core.numeric_manifest import NumericManifest, read_manifest
+from babylon.core.numeric_manifest import read_manifest
 from babylon.game.envs.actions import to_decision, to_orders
 from babylon.game.envs.coding import chosen
 from babylon.game.envs.ledger import Ledger, ledger_of
@@ -14,14 +14,9 @@ from babylon.game.envs.observation import Observation, feature_names, observe
 from babylon.game.envs.worlds import Worlds, from_scenarios
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision
-from babylon.game.market.scenario import Rules, Scenario
+from babylon.game.market.scenario import Scenario
 
 Decisions = Callable[[Sequence[Seat]], list[Decision]]
-
-
-def fits(manifest: NumericManifest, rules: Rules) -> bool:
-    """Return whether a policy can play by these rules."""
-    return (manifest.questions, manifest.perps) == (rules.markets, rules.perps)
 
 
 def numeric_decisions(path: Path) -> Decisions:
@@ -42,7 +37,7 @@ def numeric_decisions(path: Path) -> Decisions:
 
     def seen(seat: Seat) -> tuple[Ledger, Observation]:
         scenario = seat.scenario
-        if (len(scenario.questions), len(scenario.perps)) != sizes:
+        if not manifest.fits(len(scenario.questions), len(scenario.perps)):
             raise ModelError(
                 f"{path} plays {sizes[0]} questions and {sizes[1]} perps, but"
                 f" {scenario.scenario_id} has {len(scenario.questions)} and {len(scenario.perps)}:"

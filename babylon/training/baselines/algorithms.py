@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from babylon.core.errors import ConfigError
 from babylon.core.numeric_manifest import Coding
 
-View = Literal["worlds", "market", "bandit", "recorded"]
+View: TypeAlias = Literal["worlds", "market", "bandit", "recorded"]
+Memory: TypeAlias = Literal["none", "replay", "prioritised"]
 ENVS = 64  # worlds that are played at once
 TRADERS = 2  # that share a market, of the multi-agent algorithms
 REPLAYED = 50_000  # transitions that a replay buffer holds
@@ -29,16 +30,19 @@ class Algorithm:
     steps: int
     view: View = "worlds"
     coding: Coding = "menu"
-    memory: Literal["none", "replay", "prioritised"] = "replay"
+    memory: Memory = "replay"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _off_policy(agent: str, coding: Coding = "menu", **settings: Any) -> Algorithm:
+def _off_policy(
+    agent: str, coding: Coding = "menu", memory: Memory = "replay", **settings: Any
+) -> Algorithm:
     return Algorithm(
         agent=agent,
         trainer="train_off_policy",
         steps=12_800,
         coding=coding,
+        memory=memory,
         settings={"batch_size": 128, "learn_step": 16, "gamma": 0.9, "tau": 0.02, **settings},
     )
 
@@ -67,13 +71,7 @@ def _bandit(agent: str) -> Algorithm:
 _ACTOR = {"lr_actor": 5e-4, "lr_critic": 1e-3, "vect_noise_dim": ENVS, **_NOISE}
 ALGORITHMS = {
     "dqn": _off_policy("DQN", lr=1e-3),
-    "rainbow": Algorithm(
-        agent="RainbowDQN",
-        trainer="train_off_policy",
-        steps=12_800,
-        memory="prioritised",
-        settings={"batch_size": 128, "learn_step": 16, "gamma": 0.9, "lr": 1e-3, "tau": 0.02},
-    ),
+    "rainbow": _off_policy("RainbowDQN", memory="prioritised", lr=1e-3),
     "ddpg": _off_policy("DDPG", "dials", **_ACTOR),
     "td3": _off_policy("TD3", "dials", **_ACTOR),
     "ppo": Algorithm(
