@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,12 @@ import typer
 from babylon.cli.options import GameRules, Json, Preset, given
 from babylon.cli.output import print_json, print_table, stderr
 from babylon.core.errors import ModelError
-from babylon.core.settings import Settings
+from babylon.core.home import Home, make_directory
+from babylon.core.settings import TrackingSettings
 from babylon.core.settings_loading import load_settings
 
 if TYPE_CHECKING:
+    from babylon.dataset.replay.comparison import OpenStore
     from babylon.training.baselines.train import BaselineMember
     from babylon.training.baselines.transitions import Transitions
 
@@ -54,6 +57,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a numeric policy and export the elite; a run that was killed goes on."""
+    from babylon.store import open_store
     from babylon.training.baselines.train import POLICY, BaselineRun, train_baseline
 
     settings = load_settings(**given(seed=seed))
@@ -65,8 +69,9 @@ def train(
         steps=steps,
     )
     directory = settings.home.baselines / (name or f"{algorithm}-{rules.value}")
-    recorded = _recorded(settings, windows, source, rules.value) if windows else None
-    report, finish = _reporting(settings, directory.name)
+    opened = partial(open_store, settings)  # not open yet: a dataset needs no database
+    recorded = _recorded(opened, windows, source, rules.value) if windows else None
+    report, finish = _reporting(settings.home, settings.tracking, directory.name)
     members = train_baseline(directory, run, generations, recorded, report)
     finish()
     best = max(members, key=lambda member: member.pnl)
@@ -97,18 +102,17 @@ def export(
         print(f"{manifest.algorithm}, {manifest.pnl:+.1f} $ a world: {to}")
 
 
-def _recorded(settings: Settings, windows: str, source: Path | None, rules: str) -> "Transitions":
+def _recorded(opened: "OpenStore", windows: str, source: Path | None, rules: str) -> "Transitions":
     """Return recorded play, of a dataset or of the database, as transitions."""
     from babylon.dataset.replay.dataset_reader import read_dataset
     from babylon.evaluation.rebuild.recorded_windows import rebuild_windows, recorded_windows
     from babylon.evaluation.rebuild.transitions import transitions_of
     from babylon.game.market.scenario import PRESETS
-    from babylon.store import open_store
 
     async def rebuilt() -> "Transitions":
         if source is not None:
             return transitions_of(read_dataset(source, windows).scenarios, PRESETS[rules])
-        async with open_store(settings) as store:
+        async with opened() as store:
             found = await rebuild_windows(store, await recorded_windows(store, windows))
         return transitions_of(found.scenarios, PRESETS[rules])
 
@@ -116,18 +120,18 @@ def _recorded(settings: Settings, windows: str, source: Path | None, rules: str)
 
 
 def _reporting(
-    settings: Settings, name: str
+    home: Home, tracking: TrackingSettings, name: str
 ) -> tuple[Callable[["BaselineMember"], None], Callable[[], None]]:
     """Return (report a member, finish): to stderr, and to W&B if a project is set."""
     tracked = None
-    if settings.tracking.project and settings.tracking.mode != "disabled":
+    if tracking.project and tracking.mode != "disabled":
         import wandb
 
-        (settings.home.root / "wandb").mkdir(parents=True, exist_ok=True)
+        make_directory(home.root / "wandb")
         tracked = wandb.init(
-            project=settings.tracking.project,
-            mode=settings.tracking.mode,
-            dir=settings.home.root / "wandb",
+            project=tracking.project,
+            mode=tracking.mode,
+            dir=home.root / "wandb",
             name=f"baseline-{name}",
             settings=wandb.Settings(silent=True),
         )

@@ -20,7 +20,7 @@ from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Order, OrderKind
 
 MENU_SIZES = (1, 3)  # half and whole, as indices of quarters
-MENU_LEVERAGES = (2, 4)  # 5 and 25, as indices of LEVERAGES
+MENU_LEVERAGES = (0, 2)  # 1 and 5, as indices of LEVERAGES
 WHOLE = SIZES - 1
 
 

@@ -10,8 +10,7 @@ import importlib
 import io
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from babylon.training.baselines.transitions import Transitions
 from babylon.training.baselines.views import make_view, spaces_of
 
 RUN, STATE, ELITE, POLICY = "run.json", "state.pt", "elite.pt", "policy"
-TICKS = 1920  # of all validation worlds together
+TICKS = 7680  # of all validation worlds together
 EXPLORATION = 0.6  # factor a generation of DQN's share of random actions
 LEAST = 0.05  # that share at least
 MUTATIONS = {"no_mutation": 0.4, "architecture": 0.2, "rl_hp": 0.4}
@@ -93,21 +92,21 @@ def train_baseline(
     algorithm = find_algorithm(run.algorithm)
     if algorithm.view == "recorded" and recorded is None:
         raise ConfigError(f"{run.algorithm} learns from recorded play: give --windows")
+    _require_agilerl()
     _claim(directory, run)
-    with _agilerl():
-        state = _load(directory, algorithm) if (directory / STATE).exists() else None
-        state = state or _begin(algorithm, run, recorded)
-        worlds = _validation(run.rules)
-        done = state.history[-1].generation + 1 if state.history else 0
-        for generation in range(done, generations):
-            _seed(run.seed, generation)
-            if generation and run.population > 1:
-                state.members = _evolved(state.members, run)
-            _train(state, algorithm, run, generation)
-            for row in _rated(state, algorithm, worlds, generation):
-                if report:
-                    report(row)
-            _save(directory, state)
+    state = _load(directory, algorithm) if (directory / STATE).exists() else None
+    state = state or _begin(algorithm, run, recorded)
+    worlds = _validation(run.rules)
+    done = state.history[-1].generation + 1 if state.history else 0
+    for generation in range(done, generations):
+        _seed(run.seed, generation)
+        if generation and run.population > 1:
+            state.members = _evolved(state.members, run)
+        _train(state, algorithm, run, generation)
+        for row in _rated(state, algorithm, worlds, generation):
+            if report:
+                report(row)
+        _save(directory, state)
     export_elite(directory, directory / POLICY)
     return state.history
 
@@ -121,33 +120,31 @@ def export_elite(directory: Path, target: Path) -> NumericManifest:
     """
     if not (directory / ELITE).exists():
         raise ModelError(f"{directory} holds no trained baseline: `babylon baseline train`")
+    _require_agilerl()
     run = msgspec.json.decode((directory / RUN).read_bytes(), type=BaselineRun)
     algorithm, rules = find_algorithm(run.algorithm), PRESETS[run.rules]
-    with _agilerl():
-        stored = _read(directory / ELITE)
-        (agent,) = _restored([stored["agent"]], algorithm, make_view(algorithm, run.rules, 0))
-        manifest = NumericManifest(
-            algorithm=run.algorithm,
-            coding=algorithm.coding,
-            questions=rules.markets,
-            perps=rules.perps,
-            features=tuple(feature_names(rules.markets, rules.perps)),
-            rules=run.rules,
-            steps=stored["row"]["steps"],
-            seed=run.seed,
-            pnl=stored["row"]["pnl"],
-        )
-        save_numeric(target, GreedyScores(agent, algorithm), manifest)
+    stored = _read(directory / ELITE)
+    (agent,) = _restored([stored["agent"]], algorithm, make_view(algorithm, run.rules, 0))
+    manifest = NumericManifest(
+        algorithm=run.algorithm,
+        coding=algorithm.coding,
+        questions=rules.markets,
+        perps=rules.perps,
+        features=tuple(feature_names(rules.markets, rules.perps)),
+        rules=run.rules,
+        steps=stored["row"]["steps"],
+        seed=run.seed,
+        pnl=stored["row"]["pnl"],
+    )
+    save_numeric(target, GreedyScores(agent, algorithm), manifest)
     return manifest
 
 
-@contextmanager
-def _agilerl() -> Iterator[None]:
+def _require_agilerl() -> None:
     try:
         importlib.import_module("agilerl.algorithms")
     except ModuleNotFoundError as error:
         raise ConfigError(f"agilerl cannot be imported ({error}): {INSTALL}") from error
-    yield
 
 
 def _claim(directory: Path, run: BaselineRun) -> None:
