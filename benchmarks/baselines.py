@@ -93,6 +93,7 @@ def main() -> None:
                 seed=options.seed,
                 steps=options.steps,
             )
+            # Only offline algorithms learn from the mixture; the others play by themselves.
             offline = ALGORITHMS[name].view == "recorded"
             recorded = recorded_mixture(rules, options.seed) if offline else None
             members = train_baseline(directory, run, options.generations, recorded)

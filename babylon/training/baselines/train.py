@@ -99,6 +99,7 @@ def train_baseline(
     worlds = _validation(run.rules)
     done = state.history[-1].generation + 1 if state.history else 0
     for generation in range(done, generations):
+        # Seeded here and not once: what was drawn before a kill must not matter to a resumed run.
         _seed(run.seed, generation)
         if generation and run.population > 1:
             state.members = _evolved(state.members, run)
