@@ -67,7 +67,7 @@ def verdict_markdown(verdict: Verdict) -> str:
     ]
     window = verdict.claim.window_id
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
-    # Differences to the parent in other worlds than the gate's: not to be read beside the yardsticks.
+    # A table of their own: differences to the parent, in other worlds than the gate's.
     siblings = [f"| {name} | {gain:+.1f} |" for name, gain in verdict.siblings.items()]
     return "\n".join(
         [

@@ -29,7 +29,8 @@ def transitions_of(recorded: Iterable[RecordedScenario], rules: Rules) -> Transi
     Raises:
         ReplayError: There is no such play.
     """
-    observations, codes, rewards, ends = found = ([], [], [], [])  # type: Columns
+    found: Columns = ([], [], [], [])
+    observations, codes, rewards, ends = found
     for one in recorded:
         sizes = len(one.scenario.questions), len(one.scenario.perps)
         if one.prices != "exact" or sizes != (rules.markets, rules.perps):
@@ -82,6 +83,9 @@ def _add(found: Columns, one: RecordedScenario, table: Sequence[RecordedPlay]) -
             rewards.append(float(settled[number] - worth[number]) / REWARD_USD)
             ends.append(float(market.over))
         worth = settled
+    # One player after the other: a step's successor is then the next row.
     for own in columns.values():
-        for column, part in zip(found, own, strict=True):
-            column.extend(part)  # type: ignore[arg-type]  # the columns correspond
+        found[0].extend(own[0])
+        found[1].extend(own[1])
+        found[2].extend(own[2])
+        found[3].extend(own[3])

@@ -39,8 +39,10 @@ def menu(questions: int, perps: int) -> Action:
     rows: list[tuple[int, ...]] = [(0, WHOLE, 0)]
     verb = 1
     for kind in OF_QUESTION * questions + OF_PERP * perps:
-        per = (none, close) if kind is OrderKind.CLOSE else (sizes, leverages)
-        if not kind.is_perp:
+        per: tuple[tuple[int, ...], tuple[int, ...]] = (sizes, leverages)
+        if kind is OrderKind.CLOSE:
+            per = (none, close)
+        elif not kind.is_perp:
             per = (sizes, close)
         rows += [(verb, size, leverage) for size, leverage in product(*per)]
         verb += 1
@@ -50,7 +52,8 @@ def menu(questions: int, perps: int) -> Action:
 def decode(coding: Coding, codes: NDArray[Any], questions: int, perps: int) -> Action:
     """Convert codes [...] of the menu, or [..., dials], to actions [..., 2 or 3]."""
     if coding == "menu":
-        return menu(questions, perps)[codes]
+        entries: Action = menu(questions, perps)[codes]
+        return entries
     verbs = _verbs(questions, perps)
     steps = [SIZES, len(LEVERAGES)][: codes.shape[-1] - verbs]
     parts = [codes[..., :verbs].argmax(-1)]

@@ -68,7 +68,7 @@ def _bandit(agent: str) -> Algorithm:
     )
 
 
-_ACTOR = {"lr_actor": 5e-4, "lr_critic": 1e-3, "vect_noise_dim": ENVS, **_NOISE}
+_ACTOR: dict[str, Any] = {"lr_actor": 5e-4, "lr_critic": 1e-3, "vect_noise_dim": ENVS, **_NOISE}
 ALGORITHMS = {
     "dqn": _off_policy("DQN", lr=1e-3),
     "rainbow": _off_policy("RainbowDQN", memory="prioritised", lr=1e-3),

@@ -225,7 +225,7 @@ def _rated(
     state: _State, algorithm: Algorithm, worlds: Worlds, generation: int
 ) -> list[BaselineMember]:
     """Rate the members, and keep the best of all generations."""
-    rows = []
+    rows: list[BaselineMember] = []
     for agent in state.members:
         module = GreedyScores(agent, algorithm)
         row = BaselineMember(
