@@ -1,6 +1,6 @@
 # `make help` lists the targets. Each one first creates the environment it needs: .venv, or one of its own where
 # the peers that it measures against need other versions (.venv-bench, .venv-litellm, .venv-vllm, .venv-harness,
-# .venv-exports, .venv-schemathesis).
+# .venv-exports, .venv-schemathesis, .venv-agilerl).
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,10 +12,11 @@ VLLM := .venv-vllm
 HARNESS := .venv-harness
 EXPORTS := .venv-exports
 SCHEMATHESIS := .venv-schemathesis
+AGILERL := .venv-agilerl
 WINDOWS ?= 12
 SEED ?= 1
 
-.PHONY: help setup demo check test-fast test test-slow smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-postgres metrics lock \
+.PHONY: help setup demo check test-fast test test-slow smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-agilerl test-postgres metrics lock \
   gpu bench bench-trainer bench-gateway bench-dataset clean
 
 help: ## List the targets
@@ -109,6 +110,16 @@ test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the li
 gpu: $(STAMP) ## Everything that needs a GPU: parts of ten minutes, resumed by the next call, one table
 	$(BIN)/python -m benchmarks.gpu_day
 
+# agilerl brings jax, minari and others; torch stays the one that pip's index has for this machine.
+$(AGILERL)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(AGILERL)
+	$(AGILERL)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[agilerl]'
+	touch $@
+
+test-agilerl: $(STAMP) $(AGILERL)/.installed ## Train, export, resume and play each of agilerl's algorithms
+	AGILERL_PYTHON=$(CURDIR)/$(AGILERL)/bin/python $(BIN)/python -m pytest -s tests/contract/test_agilerl.py
+	$(AGILERL)/bin/python -m benchmarks.baselines
+
 bench-dataset: $(STAMP) ## 10,000 trajectories to files ready for a commit
 	$(BIN)/python -m benchmarks.dataset
 
@@ -152,4 +163,4 @@ bench-gateway: $(STAMP) $(LITELLM)/.installed ## The gateway beside LiteLLM
 	$(BIN)/python -m benchmarks.gateway --litellm $(LITELLM)/bin/litellm
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) $(EXPORTS) $(SCHEMATHESIS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(LITELLM) $(VLLM) $(HARNESS) $(EXPORTS) $(SCHEMATHESIS) $(AGILERL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,7 +1,6 @@
 """``babylon agents``: a fleet that plays the simulated game through the gateway."""
 
 from dataclasses import asdict
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,13 +18,6 @@ WEEK_MIN = 7 * 24 * 60
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
 
 
-class AgentPolicy(StrEnum):
-    """Policies of the agents."""
-
-    SCRIPTED = "scripted"
-    LLM = "llm"
-
-
 @app.command()
 def spawn(
     agents: Annotated[int, typer.Option(min=1, metavar="N", help="Number of agents.")] = 5,
@@ -36,8 +28,12 @@ def spawn(
         ),
     ] = 10,
     policy: Annotated[
-        AgentPolicy, typer.Option(help="llm calls the gateway, scripted needs no model.")
-    ] = AgentPolicy.LLM,
+        str,
+        typer.Option(
+            metavar="llm|scripted|DIRECTORY",
+            help="The gateway's model, scripts, or an exported numeric policy.",
+        ),
+    ] = "llm",
     rules: GameRules = Preset.STARTER,
     shared: Shared = False,
     live: Annotated[
@@ -68,7 +64,7 @@ def spawn(
                 shared=shared,
                 live=live,
             )
-            return await run_fleet(store, settings, plan, policy.value, progress=played)
+            return await run_fleet(store, settings, plan, policy, progress=played)
 
         result = with_store(settings, play)
     if json:

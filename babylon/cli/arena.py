@@ -12,7 +12,7 @@ from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Policies and scripted agents on the same worlds.", no_args_is_help=True)
 PlayerName = Annotated[
-    str, typer.Option(metavar="PLAYER", help="Policy version, checkpoint path or scripted:NAME.")
+    str, typer.Option(metavar="PLAYER", help="Policy version, path or scripted:NAME.")
 ]
 SuiteName = Annotated[str, typer.Option("--suite", metavar="NAME", help="Frozen set of worlds.")]
 
@@ -43,8 +43,14 @@ def play(a: PlayerName, b: PlayerName, suite: SuiteName = "starter", json: Json 
 
 
 @app.command()
-def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
-    """Rank all registered checkpoints and all scripted agents, best first."""
+def leaderboard(
+    suite: SuiteName = "starter",
+    player: Annotated[
+        list[str] | None, typer.Option(metavar="PLAYER", help="One more player; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Rank all registered checkpoints, numeric baselines and scripted agents, best first."""
     from babylon.cli import arena_page as page
 
     settings = load_settings()
@@ -55,7 +61,7 @@ def leaderboard(suite: SuiteName = "starter", json: Json = False) -> None:
             progress.update(bar, description=name, completed=done, total=total)
 
         checked, standings = with_store(
-            settings, page.rank, suite, settings.seed, settings.model.name, entered
+            settings, page.rank, suite, settings.seed, settings.model.name, entered, player or ()
         )
     if json:
         records = [page.standing_record(one) for one in standings]

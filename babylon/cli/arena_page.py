@@ -5,7 +5,7 @@ The commands import this module when they run, because the arena is slow to load
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.text import Text
@@ -24,8 +24,8 @@ from babylon.evaluation.arena.leaderboard import (
     player_result,
 )
 from babylon.evaluation.arena.match_page import write_report
-from babylon.evaluation.arena.play import PlayerResult, yardsticks
-from babylon.evaluation.arena.players import SCRIPTED, find_player
+from babylon.evaluation.arena.play import PlayerResult
+from babylon.evaluation.arena.players import SCRIPTED, all_yardsticks, find_player
 from babylon.evaluation.arena.suite import find_suite
 from babylon.store import Store
 
@@ -50,19 +50,25 @@ async def compare(
     first, second = results.values()
     difference = paired_difference(first.pnl, second.pnl)
     directory = home.arena / re.sub(r"[^\w@.-]+", "-", f"{checked.suite}-{'-vs-'.join(names)}")
-    scripted = yardsticks(checked.worlds)
-    shown = results | {n: r for n, r in scripted.items() if f"{SCRIPTED}{n}" not in results}
+    others = await asyncio.to_thread(all_yardsticks, home, checked.worlds)
+    shown = results | {n: r for n, r in others.items() if f"{SCRIPTED}{n}" not in results}
     record = suite_record(checked) | {"difference": asdict(difference)}
     await asyncio.to_thread(write_report, directory, shown, (), record)
     return checked, results, difference, str(directory)
 
 
 async def rank(
-    store: Store, suite: str, seed: int, model: str, entered: PlayerStarted
+    store: Store,
+    suite: str,
+    seed: int,
+    model: str,
+    entered: PlayerStarted,
+    more: Sequence[str] = (),
 ) -> tuple[CheckedSuite, list[Standing]]:
-    """Let every player play a suite; ``entered`` reports progress."""
+    """Let every player and those of ``more`` play a suite; ``entered`` reports progress."""
     checked = await check_suite(store, find_suite(suite))
-    players = await all_players(store, seed)
+    named = [await find_player(store, text, seed) for text in more]
+    players = named + await all_players(store, seed, checked.suite.rules)
     return checked, await leaderboard(store, checked, players, seed, model, entered)
 
 

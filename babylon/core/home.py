@@ -68,6 +68,10 @@ class Home:
         return self.root / "arena"
 
     @property
+    def baselines(self) -> Path:
+        return self.root / "baselines"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

@@ -223,7 +223,8 @@ class Verdict:
     malformed_after: float | None = None
     drawdown_before: float | None = None
     drawdown_after: float | None = None
-    yardsticks: dict[str, float] = field(default_factory=dict)  # mean P&L of scripted agents
+    yardsticks: dict[str, float] = field(default_factory=dict)  # mean P&L of other players
+    siblings: dict[str, float] = field(default_factory=dict)  # fitness of a population's members
     off_policy: OffPolicy | None = None
     frozen: Frozen | None = None
     report: str | None = None  # directory with report.json and its pictures

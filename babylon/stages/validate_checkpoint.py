@@ -26,6 +26,7 @@ from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.lineage import descends
 from babylon.store.policies import Policy, champion, get_policy, set_verdict
+from babylon.store.population import fitness_by_member, list_siblings
 from babylon.store.routes import RESTORER, all_routes, same_champion_since, taken_back
 from babylon.training.progress_directory import claim_name
 from babylon.training.update_health import ruled_out
@@ -118,6 +119,8 @@ async def _met(
         check = await held_out_check(store, trained, max_tokens) if won else None
         suite = await asyncio.to_thread(digest, worlds.scenarios)
         verdict = match_verdict(trained, route_version, match, suite, check)
+        siblings = fitness_by_member(await list_siblings(store, batch_id=trained.batch_id))
+        verdict = replace(verdict, siblings=siblings)
         if verdict.promote:
             both = {serving.policy_version: old, own: new}
             verdict = withheld(verdict, await frozen_check(store, worlds, both, own, seed))

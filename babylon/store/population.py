@@ -92,6 +92,17 @@ async def list_siblings(
     return found
 
 
+def fitness_by_member(siblings: Sequence[Sibling]) -> dict[str, float]:
+    """Return the measured fitness of a window's siblings by name, the fittest first."""
+    known = [(one.fitness, one) for one in siblings if one.fitness is not None]
+    known.sort(key=lambda pair: pair[0], reverse=True)
+    names = [f"member {one.member} of generation {one.generation}" for _, one in known]
+    return {
+        f"{name}, chosen" if one.chosen else name: gain
+        for name, (gain, one) in zip(names, known, strict=True)
+    }
+
+
 async def put_sibling(store: Store, claim: Claim, sibling: Sibling) -> None:
     """Store a sibling, or replace what is known of it.
 

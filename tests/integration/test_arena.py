@@ -40,9 +40,11 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
 from babylon.store.policies import champion, ensure_base
+from babylon.store.population import MemberRow, Sibling, add_generation, put_sibling
 from babylon.store.windows import claim_window, get_window
 from babylon.training.sft import fine_tune
 from tests.deployments import commit_under
+from tests.exported import news_buyer
 from tests.tiny_policy import plain_logprobs
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
@@ -364,7 +366,26 @@ async def test_the_command_line_compares_two_and_ranks_all(
     monkeypatch.setitem(SUITES, "starter", SUITE)
     for name, value in quick.environment().items():
         monkeypatch.setenv(name, value)
-    await challenge(store, Path("/nowhere"))
+    trained = await challenge(store, Path("/nowhere"))
+    sibling = Sibling(
+        window_id=trained.claim.window_id,
+        batch_id=trained.batch_id,
+        generation=0,
+        member=1,
+        parent_version=0,
+        uri="",
+        fitness=2.0,
+        fitness_error=1.0,
+        worlds=8,
+        metrics={},
+        trajectory_ids=(),
+        chosen=True,
+    )
+    member = MemberRow(generation=0, member=1, parent=None, origin="founder", genes={})
+    await add_generation(store, [member])
+    await put_sibling(store, trained.claim, sibling)
+    news_buyer(store.home.baselines / "news" / "policy")
+    more = str(news_buyer(store.home.root / "elsewhere"))
 
     await asyncio.to_thread(arena.play, "scripted:random", "scripted:oracle", json=True)
     duel = json.loads(capsys.readouterr().out)
@@ -372,15 +393,21 @@ async def test_the_command_line_compares_two_and_ranks_all(
     assert (Path(duel["report"]) / "equity.png").exists()
     assert Path(duel["report"]).name == "small@1-scripted-random-vs-scripted-oracle"
     report = json.loads((Path(duel["report"]) / "report.json").read_text())
-    assert [*report["players"]] == ["scripted:random", "scripted:oracle", "news"]
+    assert [*report["players"]] == [
+        "scripted:random",
+        "scripted:oracle",
+        "news",
+        "baseline:news",
+    ]
     for same in ("0", "00"):
         with pytest.raises(ArenaError, match="policy 0 cannot be compared with itself"):
             await asyncio.to_thread(arena.play, "0", same)
 
     with pytest.raises(typer.Exit) as left:
-        await asyncio.to_thread(arena.leaderboard, json=True)
+        await asyncio.to_thread(arena.leaderboard, player=[more], json=True)
     board = json.loads(capsys.readouterr().out)
     names = [standing["player"] for standing in board["standings"]]
-    assert names[0] == "scripted:oracle" and names[-1] == "policy 1" and "policy 0" in names
+    assert names[0] == "scripted:oracle" and names[-1] == "policy 1 (member 1 of generation 0)"
+    assert {"policy 0", "baseline:news", more} <= {*names}
     assert left.value.exit_code == 1 and "no policy loads" in board["standings"][-1]["problem"]
     assert all(s["pnl_low"] <= s["pnl"] <= s["pnl_high"] for s in board["standings"][:-1])

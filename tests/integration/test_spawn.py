@@ -2,15 +2,18 @@ import json
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from babylon.core.errors import DatabaseError
+from babylon.core.errors import ConfigError, DatabaseError
 from babylon.core.game_rows import scenario_ticker
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.windows import WindowState, window_at
+from babylon.evaluation.rebuild.recorded_windows import rebuild_windows
+from babylon.evaluation.rebuild.transitions import transitions_of
 from babylon.game.fleet.answers import Reply, Turn, scripted_answers
 from babylon.game.fleet.fleet_plan import FleetPlan, deal, plan_rounds
 from babylon.game.fleet.play_fleet import FleetResult, play_fleet
@@ -23,6 +26,7 @@ from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store
 from babylon.store.windows import claim_window, set_state
+from tests.exported import news_buyer
 from tests.integration.game import WINDOW, claim
 
 PLAN = FleetPlan(start=datetime(2025, 11, 14, 9, tzinfo=UTC), duration_min=6, agents=4)
@@ -35,6 +39,22 @@ async def test_a_scripted_fleet_leaves_all_its_records(store: Store, settings: S
     assert await store.pool.fetchval(COUNT) == 4
     assert await store.pool.fetchval("SELECT count(*) FROM llm_call_logs") == 24
     assert await store.pool.fetchval("SELECT count(*) FROM market_outcomes") == 3
+
+
+async def test_a_numeric_policy_plays_a_fleet_and_its_play_is_learned_offline(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    policy = news_buyer(tmp_path / "policy")
+    result = await run_fleet(store, settings, PLAN, str(policy))
+    assert result.trajectories == 4
+    models = await store.pool.fetch("SELECT DISTINCT model FROM llm_call_logs")
+    assert [row["model"] for row in models] == ["numeric-dqn"]
+    rebuilt = await rebuild_windows(store, result.windows)
+    found = transitions_of(rebuilt.scenarios, STARTER)
+    earned = [play.pnl_usd for one in rebuilt.scenarios for play in one.plays]
+    assert found.rewards.reshape(4, 6).sum(1) * 100.0 == pytest.approx(earned, abs=1e-2)
+    with pytest.raises(ConfigError, match="neither llm, scripted nor the directory"):
+        await run_fleet(store, settings, PLAN, str(tmp_path))
 
 
 @pytest.mark.parametrize("live", [False, True])

@@ -9,13 +9,20 @@ import msgspec
 from babylon.core.errors import ModelError, ServingError
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.play import PlayerResult, play, result_of
-from babylon.evaluation.arena.players import Player, identity_of, policy_player, scripted_player
+from babylon.evaluation.arena.players import (
+    Player,
+    baseline_players,
+    identity_of,
+    policy_player,
+    scripted_player,
+)
 from babylon.evaluation.arena.suite import Suite, digest
-from babylon.game.market.scenario import Scenario
+from babylon.game.market.scenario import Rules, Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.store.arena_results import register_suite, store_result, stored_result
 from babylon.store.connection import Store
 from babylon.store.policies import list_policies
+from babylon.store.population import list_siblings
 
 PlayerStarted = Callable[[str, int, int], None]  # (player's name, players done, players in all)
 
@@ -71,11 +78,21 @@ async def player_result(
     return result
 
 
-async def all_players(store: Store, seed: int) -> list[Player]:
-    """Return all policies whose checkpoints still exist, and all scripted agents."""
+async def all_players(store: Store, seed: int, rules: Rules) -> list[Player]:
+    """Return all policies whose checkpoints still exist, with the member of a population that each
+    is, the home's baselines for these rules, and all scripted agents."""
     policies = [policy for policy in await list_policies(store) if policy.removed_at is None]
+    member = {
+        sibling.batch_id: f" (member {sibling.member} of generation {sibling.generation})"
+        for sibling in await list_siblings(store)
+        if sibling.chosen
+    }
     return [
-        *(policy_player(store.home, policy, seed) for policy in policies),
+        *(
+            policy_player(store.home, policy, seed, member.get(policy.batch_id or "", ""))
+            for policy in policies
+        ),
+        *baseline_players(store.home, rules),
         *(scripted_player(name, seed) for name in SCRIPTED_AGENTS),
     ]
 

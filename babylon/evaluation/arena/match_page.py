@@ -67,6 +67,8 @@ def verdict_markdown(verdict: Verdict) -> str:
     ]
     window = verdict.claim.window_id
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
+    # A table of their own: differences to the parent, in other worlds than the gate's.
+    siblings = [f"| {name} | {gain:+.1f} |" for name, gain in verdict.siblings.items()]
     return "\n".join(
         [
             f"# Window {window}, policy {verdict.policy_version}: {verdict.ruling}",
@@ -77,6 +79,10 @@ def verdict_markdown(verdict: Verdict) -> str:
             "",
             *(["| yardstick | mean P&L, $ |", "| --- | ---: |", *yardsticks] if yardsticks else []),
             "",
+            *(
+                ["| sibling | P&L less the parent's, $ |", "| --- | ---: |", *siblings, ""]
+                * bool(siblings)
+            ),
             f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
             f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
             f"Frozen suite: {verdict.frozen or 'not played, the match did not promote'}.",

@@ -1,30 +1,43 @@
-"""The arena's players: registered policies, checkpoint directories and scripted agents."""
+"""The arena's players: registered policies, checkpoint directories, exported numeric policies and
+scripted agents."""
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from babylon.core.errors import ArenaError
+from babylon.core.errors import ArenaError, ModelError
 from babylon.core.home import Home
-from babylon.evaluation.arena.play import Decide, play, replies, scripted
-from babylon.game.market.scenario import Scenario
+from babylon.core.numeric_manifest import is_numeric, read_manifest
+from babylon.evaluation.arena.play import (
+    Decide,
+    PlayerResult,
+    play,
+    replies,
+    result_of,
+    scripted,
+    yardsticks,
+)
+from babylon.game.market.scenario import Rules, Scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.policies import Policy, get_policy
 
-SCRIPTED = "scripted:"
+SCRIPTED, BASELINE = "scripted:", "baseline:"
 _FINGERPRINT_WORLDS = 8
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Player:
     """A player. ``enter`` loads its weights and returns its decisions; it blocks.
 
-    Results are stored under ``identity``. A directory has none, because its content may change.
-    ``identity_of`` completes a scripted agent's. ``version``: that of a registered policy.
+    Results are stored under ``identity``. A checkpoint's directory has none, because its content
+    may change; a numeric policy's is the digest of its program. ``identity_of`` completes a
+    scripted agent's. ``version``: that of a registered policy.
     """
 
     name: str
@@ -45,10 +58,11 @@ def checkpoint_player(path: str, seed: int) -> Decide:
     return replies(reply_policy(path), seed)
 
 
-def policy_player(home: Home, policy: Policy, seed: int) -> Player:
+def policy_player(home: Home, policy: Policy, seed: int, member: str = "") -> Player:
+    """Return a registered policy's player. ``member``: the member of a population that it is."""
     version = policy.policy_version
     return Player(
-        name=f"policy {version}",
+        name=f"policy {version}{member}",
         enter=lambda: checkpoint_player(fetch_checkpoint(home, policy.uri), seed),
         identity=f"policy:{version}",
         version=version,
@@ -69,6 +83,44 @@ def scripted_player(name: str, seed: int) -> Player:
     return Player(
         name=f"{SCRIPTED}{name}", enter=lambda: scripted(agent, seed), identity=f"{SCRIPTED}{name}"
     )
+
+
+def numeric_player(path: Path, name: str) -> Player:
+    """Return an exported numeric policy's player.
+
+    Raises:
+        ModelError: Its manifest cannot be read.
+    """
+
+    def enter() -> Decide:
+        from babylon.game.envs.numeric_play import numeric_decisions  # gymnasium is slow to import
+
+        return numeric_decisions(path)
+
+    return Player(name=name, enter=enter, identity=f"numeric:{read_manifest(path).digest}")
+
+
+def baseline_players(home: Home, rules: Rules) -> list[Player]:
+    """Return the home's exported baselines that can play by these rules, by name."""
+    found = []
+    for path in sorted(home.baselines.glob("*/policy")):
+        try:
+            if is_numeric(path) and read_manifest(path).fits(rules.markets, rules.perps):
+                found.append(numeric_player(path, f"{BASELINE}{path.parent.name}"))
+        except ModelError as error:  # one damaged baseline must not stop a gate
+            log.warning("baseline left out: %s", error)
+    return found
+
+
+def all_yardsticks(home: Home, worlds: Sequence[Scenario]) -> dict[str, PlayerResult]:
+    """Return the results of random, news, oracle and the home's baselines. Blocking."""
+    results = yardsticks(worlds)
+    for player in baseline_players(home, worlds[0].rules):
+        try:
+            results[player.name] = result_of(play(player.enter(), worlds))
+        except ModelError as error:  # as above
+            log.warning("%s left out: %s", player.name, error)
+    return results
 
 
 def identity_of(player: Player, worlds: list[Scenario]) -> str | None:
@@ -107,16 +159,18 @@ def is_version(text: str) -> bool:
 
 
 def unregistered_player(text: str, seed: int) -> Player:
-    """Return the player of ``scripted:NAME`` or of a checkpoint's path.
+    """Return the player of ``scripted:NAME``, of a checkpoint's or of a numeric policy's path.
 
     Raises:
-        ArenaError: The text is neither.
+        ArenaError: The text is none of them.
     """
     if text.startswith(SCRIPTED):
         return scripted_player(text.removeprefix(SCRIPTED), seed)
     if not Path(text).is_dir():
         raise ArenaError(
-            f"{text!r} is not a player: give a policy version, a checkpoint directory, or"
-            f" {SCRIPTED}{{{','.join(SCRIPTED_AGENTS)}}}"
+            f"{text!r} is not a player: give a policy version, the directory of a checkpoint or of"
+            f" a numeric policy, or {SCRIPTED}{{{','.join(SCRIPTED_AGENTS)}}}"
         )
+    if is_numeric(text):
+        return numeric_player(Path(text), text)
     return Player(name=text, enter=partial(checkpoint_player, text, seed))

@@ -8,7 +8,8 @@ from babylon.core.objects import publish
 from babylon.core.types import CANARY, OffPolicy, Trained, Verdict
 from babylon.evaluation.arena.match import Match
 from babylon.evaluation.arena.match_page import write_report
-from babylon.evaluation.arena.play import result_of, yardsticks
+from babylon.evaluation.arena.play import result_of
+from babylon.evaluation.arena.players import all_yardsticks
 from babylon.evaluation.arena.worlds import told
 from babylon.game.market.scenario import Scenario
 
@@ -78,17 +79,17 @@ def reported(
     home: Home, verdict: Verdict, match: Match, worlds: Sequence[Scenario], name: str
 ) -> Verdict:
     """Add the yardsticks to the verdict and write the report's directory. Blocking."""
-    scripted = yardsticks(worlds[: verdict.scenarios])
+    others = all_yardsticks(home, worlds[: verdict.scenarios])
     directory = home.arena / name
     verdict = replace(
         verdict,
-        yardsticks={name: result.mean_pnl.mean for name, result in scripted.items()},
+        yardsticks={name: result.mean_pnl.mean for name, result in others.items()},
         report=home.reference(directory),
     )
     results = {
         "champion": result_of(match.champion),
         "challenger": result_of(match.challenger),
-        **scripted,
+        **others,
     }
     write_report(directory, results, match.looks, {"verdict": asdict(verdict)})
     publish(home, directory)

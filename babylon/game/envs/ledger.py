@@ -68,6 +68,17 @@ class Ledger:
         perps_worth: Floats = (self.margin + self.profit(price)).sum((2, 3))
         return self.balance + held + perps_worth
 
+    def settled(self, outcome: Ints, price: Floats, fee: float) -> Floats:
+        """Return the traders' worth if all that is open is held to the end; ground truth. [B, N]
+
+        ``outcome`` [B, M] are the winning sides, ``price`` [B, P] the perps' last prices. A perp
+        that will be liquidated counts at its last price until then.
+        """
+        won = np.take_along_axis(self.shares, outcome[:, None, :, None], 3)[..., 0].sum(-1)
+        closed: Floats = (self.margin + self.profit(price) - self.size * fee).sum((2, 3))
+        worth: Floats = self.balance + won + closed
+        return worth
+
     def profit(self, price: Floats) -> Floats:
         """Return the P&L of every position in dollars. [B, N, P, 2]"""
         return perps.pnl(self.size, self.entry, price[:, None, :, None], SIGN)

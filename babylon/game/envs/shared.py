@@ -22,14 +22,22 @@ Infos = dict[str, Info]
 
 
 class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
-    """A market of ``traders`` under ``rules``, a preset's name or ``Rules``."""
+    """A market of ``traders`` under ``rules``, a preset's name or ``Rules``.
+
+    ``payoff`` changes the reward as in ``TraderVectorEnv``.
+    """
 
     metadata: Info = {"render_modes": ["ansi"], "name": "babylon_market_v0"}  # noqa: RUF012
 
     def __init__(
-        self, traders: int = 4, rules: Rules | str = "hour", render_mode: str | None = None
+        self,
+        traders: int = 4,
+        rules: Rules | str = "hour",
+        render_mode: str | None = None,
+        payoff: bool = False,
     ) -> None:
         self.rules = rules_of(rules)
+        self._payoff = payoff
         self.render_mode = render_mode
         self.possible_agents = [f"trader_{number}" for number in range(traders)]
         self.agents: list[str] = []
@@ -56,10 +64,9 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
         self.market = make_market(scenario)
         self.seats = {name: self.market.join(name) for name in self.agents}
         self._worlds = from_scenarios([scenario], len(self.agents))
-        self._equity = {name: seat.equity for name, seat in self.seats.items()}
-        return self._observe(), {
-            name: {"scenario_id": scenario.scenario_id} for name in self.agents
-        }
+        observations = self._observe()
+        self._worth = self._worths()
+        return observations, {name: {"scenario_id": scenario.scenario_id} for name in self.agents}
 
     def step(
         self, actions: dict[str, Action]
@@ -82,14 +89,14 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
         if market.over:
             market.settle()
             self.agents = []
-        before, self._equity = self._equity, {n: seat.equity for n, seat in self.seats.items()}
-        start = market.rules.start_balance
+        observations = self._observe()
+        before, self._worth = self._worth, self._worths()
         return (
-            self._observe(),
-            {name: (self._equity[name] - before[name]) / REWARD_USD for name in names},
+            observations,
+            {name: (self._worth[name] - before[name]) / REWARD_USD for name in names},
             dict.fromkeys(names, market.over),
             dict.fromkeys(names, False),
-            {n: {"pnl": self._equity[n] - start, **outcome_info(outcomes[n])} for n in names},
+            {n: {"pnl": self.seats[n].pnl, **outcome_info(outcomes[n])} for n in names},
         )
 
     def render(self) -> str | None:
@@ -98,6 +105,14 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
             return None
         chats = {name: render_observation(self.seats[name], name) for name in self.agents}
         return "\n\n".join(m["content"] for chat in chats.values() for m in chat) or "It is over."
+
+    def _worths(self) -> dict[str, float]:
+        """Return what each trader's reward is the change of, in dollars."""
+        if not self._payoff:
+            return {name: seat.equity for name, seat in self.seats.items()}
+        worlds, fee = self._worlds, self.market.rules.fee
+        worth = self._ledger.settled(worlds.outcome, worlds.price[:, -1], fee)[0]
+        return dict(zip(self.possible_agents, worth.tolist(), strict=True))
 
     def _observe(self) -> dict[str, Observation]:
         names = self.possible_agents

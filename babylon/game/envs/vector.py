@@ -25,7 +25,9 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
 
     The pool consists of the given ``scenarios``, or of ``worlds`` scenarios made under ``rules``.
     In the second case ``reset(seed=...)`` makes the pool anew.
-    ``reset(options={"reset_mask": mask})`` resets only those worlds.
+    ``reset(options={"reset_mask": mask})`` resets only those worlds. ``payoff`` changes the reward
+    to the change of what the account is worth at the settlement: an order is then rewarded at once
+    with its payoff. It is ground truth, never observed, and adds up to the P&L too.
     """
 
     metadata: Info = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -36,8 +38,10 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
         rules: Rules | str = "hour",
         worlds: int = 256,
         scenarios: Sequence[Scenario] = (),
+        payoff: bool = False,
     ) -> None:
         self.num_envs = num_envs
+        self._payoff = payoff
         self._rules, self._pool = rules_of(rules), worlds
         self._given = from_scenarios(scenarios) if scenarios else None
         made = self._given
@@ -67,7 +71,9 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
         """
         core = self._core
         orders = to_orders(np.asarray(actions)[:, None], core.ledger, core.rules)
-        change, done = core.step(orders)
+        before = self._worth(core)
+        _, done = core.step(orders)
+        change = self._worth(core) - before
         over, observation = core.over, self._observe(core)
         values: Info = {"pnl": core.equity[:, 0] - core.rules.start_balance, "success": done[:, 0]}
         info = _masked(values, ~over)
@@ -75,7 +81,15 @@ class TraderVectorEnv(VectorEnv[Observation, Action, Floats | Bools]):
             info |= _final(observation, values, over)
             self._begin(core, np.flatnonzero(over))
             observation = self._observe(core)
-        return observation, change[:, 0] / REWARD_USD, over, np.zeros_like(over), info
+        return observation, change / REWARD_USD, over, np.zeros_like(over), info
+
+    def _worth(self, core: Core) -> Floats:
+        """Return what the reward is the change of, in dollars. [B]"""
+        if not self._payoff:
+            return core.equity[:, 0].copy()
+        worlds, world = core.worlds, core.ledger.world
+        last = worlds.price[world, -1]
+        return core.ledger.settled(worlds.outcome[world], last, core.rules.fee)[:, 0]
 
     @property
     def _core(self) -> Core:

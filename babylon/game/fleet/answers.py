@@ -1,4 +1,4 @@
-"""Sources of a fleet's replies: an OpenAI-compatible endpoint, or scripted agents.
+"""Sources of a fleet's replies: an OpenAI-compatible endpoint, scripts, or a numeric policy.
 
 An ``Answer`` is a function from an agent's turn to its reply. Tests and programs may pass their
 own.
@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 
 import openai
 
 from babylon.core.errors import ServingError
+from babylon.core.numeric_manifest import read_manifest
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, render_decision
 from babylon.game.market.transcripts import draw_agent
@@ -92,6 +94,24 @@ def scripted_answers(seed: int) -> Answer:
         name, agent = draw_agent(Random(who), turn.game.scenario.rules)
         decision = agent(turn.game, Random(call_seed(seed, turn)))
         return Reply(render_decision(decision), model=f"scripted-{name}")
+
+    return answer
+
+
+def numeric_answers(path: Path) -> Answer:
+    """Return an ``Answer`` by an exported numeric policy.
+
+    Raises:
+        ModelError: It does not load.
+    """
+    from babylon.game.envs.numeric_play import numeric_decisions  # gymnasium is slow to import
+
+    decide = numeric_decisions(path)
+    model = f"numeric-{read_manifest(path).algorithm}"
+
+    async def answer(turn: Turn) -> Reply:
+        (decision,) = decide([turn.game])
+        return Reply(render_decision(decision), model=model)
 
     return answer
 

@@ -1,16 +1,17 @@
 """``babylon agents spawn``: plan a fleet, play it and record its rows."""
 
 from datetime import UTC, datetime
-from typing import Literal
+from pathlib import Path
 
 import httpx
 import openai
 
 from babylon.core.api_keys import local_key
 from babylon.core.errors import ConfigError, DatabaseError
+from babylon.core.numeric_manifest import is_numeric
 from babylon.core.settings import Settings, WindowSettings
 from babylon.core.windows import TRANSITIONS, WindowState
-from babylon.game.fleet.answers import Answer, llm_answers, scripted_answers
+from babylon.game.fleet.answers import Answer, llm_answers, numeric_answers, scripted_answers
 from babylon.game.fleet.fleet_plan import FleetPlan, fleet_start
 from babylon.game.fleet.play_fleet import FleetResult, Progress, play_fleet
 from babylon.game.market.scenario import STARTER, Rules
@@ -19,7 +20,6 @@ from babylon.store import Store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.windows import list_windows
 
-PolicyName = Literal["scripted", "llm"]
 MAX_CONNECTIONS = 128
 
 
@@ -63,18 +63,24 @@ async def run_fleet(
     store: Store,
     settings: Settings,
     plan: FleetPlan,
-    policy: PolicyName,
+    policy: str,
     *,
     progress: Progress | None = None,
 ) -> FleetResult:
-    """Play a plan through the endpoint of ``settings`` (``llm``) or by scripts (``scripted``).
+    """Play a plan through the endpoint of ``settings`` (``llm``), by scripts (``scripted``), or by
+    the exported numeric policy in the directory ``policy``.
 
     On return, every call is in the database.
 
     Raises:
         DatabaseError: The database belongs to a live game.
-        ConfigError: The plan has no agent or no minute.
+        ConfigError: The plan has no agent or no minute, or no policy has that name.
     """
+    if policy not in ("llm", "scripted") and not is_numeric(policy):
+        raise ConfigError(
+            f"policy {policy!r} is neither llm, scripted nor the directory of an exported numeric"
+            " policy: `babylon baseline export`"
+        )
     if store.has_game_tables and not store.game_tables_ours:
         raise DatabaseError(
             "the database belongs to a live game, and simulated play is not written there:"
@@ -92,6 +98,8 @@ async def run_fleet(
 
     if policy == "scripted":
         return await play(scripted_answers(plan.seed))
+    if policy != "llm":
+        return await play(numeric_answers(Path(policy)))
     limits = httpx.Limits(
         max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS
     )
