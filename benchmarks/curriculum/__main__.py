@@ -1,7 +1,7 @@
 """Learning on the levels of the curriculum, beside its baselines.
 
     python -m benchmarks.curriculum [--level L0] [--arm ours] [--seeds 0 1] [--hours 8]
-        [--agents 64] [--base CHECKPOINT] [--set credit=trajectory discount=0.5 ...]
+        [--agents 64] [--base CHECKPOINT] [--set credit=trajectory preferences.nll=0.2 ...]
     python -m benchmarks.curriculum --table
 
 Arms: ``ours``, the demo's recipe; ``reinforce``, the same hours with one pass of REINFORCE on whole
@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.settings import TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.confidence import paired_difference
@@ -36,6 +37,7 @@ from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, 
 
 ARMS = ("ours", "reinforce", "sft", "ppo")
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}
+OF_PREFERENCES = "preferences."  # settings of that group, in --set
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
 
@@ -85,6 +87,11 @@ def run(key: RunKey, base: Path, looks: Sequence[int]) -> RunResult:
                 )
             else:
                 changed = dict(pair.split("=", 1) for pair in key.settings)
+                asked = {
+                    n[len(OF_PREFERENCES) :]: changed.pop(n)
+                    for n in [*changed]
+                    if n.startswith(OF_PREFERENCES)
+                }
                 recipe = RECIPE["training"] | (REINFORCE if key.arm == "reinforce" else {})
                 for row, policy in learn(  # noqa: B007
                     level,
@@ -95,6 +102,7 @@ def run(key: RunKey, base: Path, looks: Sequence[int]) -> RunResult:
                     agents=key.agents,
                     looks=looks,
                     directory=place,
+                    asked=PreferenceSettings.model_validate(asked),
                 ):
                     print(json.dumps(asdict(row)), flush=True)
                     curve.append(asdict(row))

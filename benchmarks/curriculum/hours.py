@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from babylon.core.learning_settings import PreferenceSettings
+from babylon.core.llm_calls import Message
 from babylon.core.preferences import PromptReplies, ValuedReply
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
@@ -34,12 +36,14 @@ from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
+from babylon.stages.words import decision_words
 
 if TYPE_CHECKING:
     from babylon.training.preferences.objective import Preferences
 
 AGENTS_A_WORLD = 8
 LOOK_WORLDS = 256
+PREFERENCES = PreferenceSettings()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -73,16 +77,20 @@ class Sampler:
         self.policy = load("curriculum", path, 0)
 
     def calls(self, seats: Sequence[Seat], seed: int) -> list[Call]:
-        """Return one call for each seat, whose ``messages`` are left out."""
+        """Return one call for each seat."""
         from babylon.serving.engine.running_batch import generate
         from babylon.serving.engine.sampling import Request, Sampling
 
+        asked: list[list[Message]] = [
+            [dict(message) for message in render_observation(seat, seat.account.name)]
+            for seat in seats
+        ]
         requests = [
             Request(
-                self.policy.prompt(render_observation(seat, seat.account.name)),
+                self.policy.prompt(messages),
                 Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_draw(seed, seat)),
             )
-            for seat in seats
+            for seat, messages in zip(seats, asked, strict=True)
         ]
         completions = generate(
             self.policy.model,
@@ -93,14 +101,16 @@ class Sampler:
         return [
             Call(
                 step=seat.tick,
-                messages=(),
+                messages=tuple(observation),
                 response=self.policy.decode(completion.token_ids),
                 policy_version=0,
                 prompt_token_ids=tuple(request.prompt_token_ids),
                 completion_token_ids=tuple(completion.token_ids),
                 logprobs=tuple(completion.logprobs),
             )
-            for seat, request, completion in zip(seats, requests, completions, strict=True)
+            for seat, observation, request, completion in zip(
+                seats, asked, requests, completions, strict=True
+            )
         ]
 
 
@@ -219,12 +229,13 @@ def learn(
     agents: int,
     looks: Sequence[int],
     directory: Path,
+    asked: PreferenceSettings = PREFERENCES,
 ) -> Iterator[tuple[Hour, Path]]:
     """Play and train hour after hour. Every update serves at once: there is no gate."""
     from babylon.training.update import update_checkpoint
     from babylon.training.update_options import trainer_config
 
-    policy, config = base, trainer_config(training, seed)
+    policy, config = base, trainer_config(training, seed, asked)
     for hour in range(hours):
         began = time.process_time()
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
@@ -238,7 +249,7 @@ def learn(
             tuning=training.tuning,
             config=config,
             staleness={0: 0},
-            preferences=preferred(policy, rows, worlds, play, level.shared, training, seed),
+            preferences=preferred(policy, rows, worlds, play, level.shared, training, asked, seed),
         ).report
         policy = target
         failed = [payoff.failed for own in play for payoff in own.payoffs]
@@ -265,22 +276,27 @@ def preferred(
     play: Sequence[Trajectory],
     shared: bool,
     training: TrainingSettings,
+    asked: PreferenceSettings,
     seed: int,
 ) -> "Preferences":
     """The objective, and the replies that it needs, sampled and valued as the stage does."""
-    from babylon.core.learning_settings import PreferenceSettings
     from babylon.evaluation.preferences.sample import sample_replies
     from babylon.training.preferences.objective import Preferences
+    from babylon.training.update_options import preference_config
 
-    if "dpo" not in training.objective:
-        return Preferences(objective=training.objective)
-    asked = PreferenceSettings()
+    objective, options = training.objective, preference_config(asked)
+    if "sdpo" in objective.split("+"):
+        words = tuple(decision_words(rows, play, {}))
+        return Preferences(objective=objective, options=options, words=words)
+    if "dpo" not in objective.split("+"):
+        return Preferences(objective=objective, options=options)
     points = informative(rows, asked.prompts)
     found = sample_replies(str(policy), points, asked.replies, asked.temperature, seed)
     recorded = _recorded(worlds, play, shared)
     values = value_replies(recorded, points, [[one.text for one in own] for own in found])
     return Preferences(
-        objective=training.objective,
+        objective=objective,
+        options=options,
         replies=tuple(
             PromptReplies(
                 trajectory_id=point.trajectory_id,

@@ -165,7 +165,9 @@ def _frozen_policies(
     reference: AbstractContextManager[object] | None,
     ranks: Ranks,
 ) -> UpdateRecord:
-    """A new record with the logprobs of p and of the reference, computed once an update.
+    """A new record with the logprobs of p, reference and teacher, computed once an update.
+
+    The teacher is p itself, which reads feedback on each reply before the reply.
 
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
@@ -175,11 +177,17 @@ def _frozen_policies(
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
             anchored = logprobs_of_tree(fitting, window.tree, ranks)
+    teacher = None
+    if window.told:
+        teacher = torch.full_like(logged.mu, torch.nan)
+        teacher[logged.tokens_of(window.told)] = logprobs_of_tree(
+            fitting, window.told_tree(), ranks
+        ).to(teacher)
     free = window.steps_an_iteration == 1
     proximal = (
         torch.zeros_like(logged.mu) if free else logprobs_of_tree(fitting, window.tree, ranks)
     )
-    return UpdateRecord.start(proximal, anchored, weight_sample(model))
+    return UpdateRecord.start(proximal, anchored, weight_sample(model), teacher)
 
 
 def train_step(state: TrainState, step: TrainStep) -> bool:

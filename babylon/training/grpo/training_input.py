@@ -15,6 +15,8 @@ class CallTokens:
     ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown. ``policy_version`` is the
     behaviour policy's version. ``recomputed`` logprobs were not logged, but come from a forward
     pass of the behaviour policy's checkpoint. ``step`` is the trajectory's decision that it is of.
+    ``hindsight`` is the prompt with feedback on this reply, as the teacher of self-distillation
+    reads it. It is forwarded for the teacher's logprobs and never trained.
     """
 
     prompt: Sequence[int]
@@ -24,6 +26,7 @@ class CallTokens:
     policy_version: int | None = None
     recomputed: bool = False
     step: int = 0
+    hindsight: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completion:

@@ -74,6 +74,17 @@ class TrainingWindow:
         """Mean size of an advantage, the scale of the entropy term."""
         return fmean(map(abs, self.advantages))
 
+    @cached_property
+    def told(self) -> Sequence[int]:
+        """Positions of the calls with words for a teacher."""
+        return [position for position, call in enumerate(self.calls) if call.hindsight]
+
+    def told_tree(self) -> PrefixTree:
+        """Those calls as the teacher reads them, in the order of ``told``."""
+        return compile_tree(
+            [replace(self.calls[at], prompt=self.calls[at].hindsight) for at in self.told]
+        )
+
     @property
     def tokens(self) -> int:
         """Number of completion tokens."""
@@ -158,6 +169,8 @@ def compile_window(
 ) -> TrainingWindow:
     """Drop stale calls, compute advantages, and compile the rest of the window into one tree.
 
+    A call with words for a teacher is kept although its group has no advantage.
+
     Args:
         staleness: policy version → number of updates between it and the parent.
 
@@ -169,7 +182,11 @@ def compile_window(
     fresh, too_stale = without_stale(trajectories, ages, allowed)
     # Without the stale ones: they must not shift the baseline of their group.
     advantage = call_advantages(fresh, config)
-    kept = [t for t in fresh if t.trajectory_id in advantage]
+    kept = [
+        one
+        for t in fresh
+        if (one := t if t.trajectory_id in advantage else _with_words_only(t)).calls
+    ]
     if not kept:
         raise NothingToTrainError(_why_nothing(fresh, too_stale, ages, allowed))
     calls = [call for t in kept for call in t.calls]
@@ -184,14 +201,20 @@ def compile_window(
         tree=compile_tree(calls),
         trajectory_ids=[t.trajectory_id for t in kept],
         groups=groups,
-        advantages=[value for t in kept for value in advantage[t.trajectory_id]],
-        groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
+        advantages=[
+            value for t in kept for value in advantage.get(t.trajectory_id, [0.0] * len(t.calls))
+        ],
+        groups_without_signal=len({t.group for t in fresh if t.trajectory_id not in advantage}),
         calls_too_stale=too_stale.total(),
         config=config,
     )
     if advice := window.sharing.advice:
         logger.info("%s", advice)
     return window
+
+
+def _with_words_only(trajectory: ScoredTrajectory) -> ScoredTrajectory:
+    return replace(trajectory, calls=[call for call in trajectory.calls if call.hindsight])
 
 
 def refuse_missing_logprobs(window: TrainingWindow) -> None:
