@@ -3,11 +3,13 @@
     python -m benchmarks.curriculum [--level L0] [--arm ours] [--seeds 0 1] [--hours 8]
         [--agents 64] [--base CHECKPOINT] [--set credit=trajectory preferences.nll=0.2 ...]
     python -m benchmarks.curriculum --table
+    python -m benchmarks.curriculum --reader DIRECTORY      make a base model that reads words
 
 Arms: ``ours``, the demo's recipe; ``reinforce``, the same hours with one pass of REINFORCE on whole
 trajectories; ``sft``, the base model taught the best of its own plays; ``ppo``, PPO from scratch on
 the Gymnasium view, which sees features. All are compared with the base model and the best scripted
-rule on the same unseen worlds.
+rule on the same unseen worlds. ``population``: siblings with the learning rates of ``FOUNDERS``
+in every hour, of which the fittest goes on; the arms to compare are ``ours`` with each of them.
 
 Each run (level, arm, seed and options) is written to ``--results`` and not run again, so that a
 later call goes on. ``--table`` prints all of them.
@@ -32,18 +34,31 @@ from babylon.evaluation.arena.play import Floats, Plays, best_rule
 from babylon.game.market.levels import LEVELS
 from babylon.ops.demo import RECIPE
 from babylon.training.base_model import RECIPES, make_embedded_model
-from benchmarks.curriculum.hours import LOOK_WORLDS, learn, look, taught, unseen
+from benchmarks.curriculum.hours import LOOK_WORLDS, learn, look, reader, taught, unseen
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, stored, table
 
-ARMS = ("ours", "reinforce", "sft", "ppo")
+ARMS = ("ours", "reinforce", "sft", "ppo", "population")
+FOUNDERS = (5e-4, 1e-4, 2e-3, 5e-6)  # the demo's rate, two others, and one that learns nothing
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}
 OF_PREFERENCES = "preferences."  # settings of that group, in --set
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
+READER_SEED = 1000
 
 
 def main(arguments: Sequence[str]) -> None:
     options = _options(arguments)
+    if options.reader:
+        made = reader(
+            LEVELS[options.level],
+            options.base or _embedded(options.level, load_settings().home.models),
+            seed=READER_SEED,
+            hours=options.hours,
+            agents=options.agents,
+            directory=options.reader,
+        )
+        print(made)
+        return
     if not options.table:
         models = load_settings().home.models
         for seed in options.seeds:
@@ -103,6 +118,7 @@ def run(key: RunKey, base: Path, looks: Sequence[int]) -> RunResult:
                     looks=looks,
                     directory=place,
                     asked=PreferenceSettings.model_validate(asked),
+                    rates=FOUNDERS if key.arm == "population" else (),
                 ):
                     print(json.dumps(asdict(row)), flush=True)
                     curve.append(asdict(row))
@@ -169,6 +185,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--worlds", type=int, default=LOOK_WORLDS)
     parser.add_argument("--look", type=int, nargs="*", default=[])
     parser.add_argument("--base", type=Path)
+    parser.add_argument("--reader", type=Path, metavar="DIRECTORY")
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/curriculum"))
     parser.add_argument("--table", action="store_true", help="Run nothing; print what was run.")

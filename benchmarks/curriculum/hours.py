@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +22,7 @@ from babylon.core.llm_calls import Message
 from babylon.core.preferences import PromptReplies, ValuedReply
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
+from babylon.evaluation.arena.fitness import best_of, fitness
 from babylon.evaluation.arena.play import Plays, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.preferences.choose import informative
@@ -37,6 +40,8 @@ from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.stages.words import decision_words
+from babylon.training.population.evolve import PopulationMember, Rated, evolve
+from babylon.training.population.genes import training_with
 
 if TYPE_CHECKING:
     from babylon.training.preferences.objective import Preferences
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 AGENTS_A_WORLD = 8
 LOOK_WORLDS = 256
 PREFERENCES = PreferenceSettings()
+EVOLVE_EVERY, FITNESS_WORLDS = 2, 128
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -219,6 +225,48 @@ def taught(
     return target
 
 
+def reader(
+    level: CurriculumLevel, base: Path, *, seed: int, hours: int, agents: int, directory: Path
+) -> Path:
+    """Teach the base model to read words: with them, to give the best answer of the moment.
+
+    The hours are those of another seed. Every call is also taught as it was, without words, so that
+    the policy without them changes little.
+    """
+    from babylon.training.sft import fine_tune
+    from babylon.training.teacher_prompt import teacher_prompt
+
+    sampler, lessons = Sampler(str(base)), []
+    for hour in range(hours):
+        worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
+        play = played(sampler, worlds, seed, level.shared)
+        rows = scored(play)
+        words = {(one.trajectory_id, one.step): one.text for one in decision_words(rows, play, {})}
+        best: dict[tuple[str, int], tuple[float, Call]] = {}
+        for row in rows:
+            for call in row.calls:
+                key, worth = (row.scenario_id, call.step), row.rewards[call.step]
+                best[key] = max(best.get(key, (worth, call)), (worth, call), key=lambda one: one[0])
+        for row in rows:
+            for call in row.calls:
+                answer = best[row.scenario_id, call.step][1].completion_token_ids
+                told = teacher_prompt(
+                    sampler.policy.tokenizer,
+                    call,
+                    call.prompt_token_ids or (),
+                    words[row.trajectory_id, call.step],
+                    sampler.policy.context,
+                )
+                read = msgspec.structs.replace(
+                    call, prompt_token_ids=told, completion_token_ids=answer
+                )
+                lessons.append(msgspec.structs.replace(row, calls=(read, call)))
+    Random(seed).shuffle(lessons)
+    target = directory / f"reader-{level.name}-{seed}"
+    fine_tune(base, lessons, target, tuning="full", batch_size=16)
+    return target
+
+
 def learn(
     level: CurriculumLevel,
     base: Path,
@@ -230,28 +278,41 @@ def learn(
     looks: Sequence[int],
     directory: Path,
     asked: PreferenceSettings = PREFERENCES,
+    rates: Sequence[float] = (),
 ) -> Iterator[tuple[Hour, Path]]:
-    """Play and train hour after hour. Every update serves at once: there is no gate."""
-    from babylon.training.update import update_checkpoint
-    from babylon.training.update_options import trainer_config
+    """Play and train hour after hour. Every update serves at once: there is no gate.
 
-    policy, config = base, trainer_config(training, seed, asked)
+    With ``rates``, each hour yields one sibling for each member of a population, whose founders
+    have these learning rates; the fittest goes on.
+    """
+    policy, members = base, _founders(rates)
+    rated: dict[int, list[float]] = {}
     for hour in range(hours):
         began = time.process_time()
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
         play = played(Sampler(str(policy)), worlds, seed, level.shared)
         rows = scored(play)
+        given = preferred(policy, rows, worlds, play, level.shared, training, asked, seed)
         target = directory / f"{level.name}-{seed}-{hour}"
-        report: Any = update_checkpoint(
-            policy,
-            rows,
-            target,
-            tuning=training.tuning,
-            config=config,
-            staleness={0: 0},
-            preferences=preferred(policy, rows, worlds, play, level.shared, training, asked, seed),
-        ).report
-        policy = target
+        if members:
+            if hour and hour % EVOLVE_EVERY == 0:
+                members, rated = _evolved(members, rated, Random(f"{seed}:{hour}")), {}
+            fresh = unseen_scenarios(
+                "fitness", f"curriculum:{seed}:{hour}", FITNESS_WORLDS, level.rules(hour)
+            )
+            made = {}
+            for member in members:
+                own = training_with(training, member.genes)
+                place = target.with_name(f"{target.name}-{member.member}")
+                made[member.member] = _updated(policy, rows, place, own, asked, given, seed), place
+            parent = _plays(policy, fresh)
+            gains = [fitness(parent, _plays(place, fresh)).mean for _, place in made.values()]
+            for member, gain in zip(members, gains, strict=True):
+                rated.setdefault(member.member, []).append(gain)
+            report, policy = made[members[best_of(gains)].member]
+        else:
+            report = _updated(policy, rows, target, training, asked, given, seed)
+            policy = target
         failed = [payoff.failed for own in play for payoff in own.payoffs]
         yield (
             Hour(
@@ -267,6 +328,45 @@ def learn(
             ),
             policy,
         )
+
+
+def _updated(
+    policy: Path,
+    rows: Sequence[TrainingRow],
+    target: Path,
+    training: TrainingSettings,
+    asked: PreferenceSettings,
+    given: "Preferences",
+    seed: int,
+) -> Any:
+    from babylon.training.update import update_checkpoint
+    from babylon.training.update_options import trainer_config
+
+    return update_checkpoint(
+        policy,
+        rows,
+        target,
+        tuning=training.tuning,
+        config=trainer_config(training, seed, asked),
+        staleness={0: 0},
+        preferences=given,
+    ).report
+
+
+def _founders(rates: Sequence[float]) -> list[PopulationMember]:
+    return [
+        PopulationMember(
+            generation=0, member=n, parent=None, origin="founder", genes={"learning_rate": rate}
+        )
+        for n, rate in enumerate(rates)
+    ]
+
+
+def _evolved(
+    members: Sequence[PopulationMember], rated: Mapping[int, Sequence[float]], random: Random
+) -> list[PopulationMember]:
+    means = [Rated(member=one, fitness=fmean(rated[one.member])) for one in members]
+    return evolve(means, 1, len(members), random)
 
 
 def preferred(
@@ -337,9 +437,13 @@ def _recorded(
 
 def look(level: CurriculumLevel, hour: int, policy: Path, worlds: int = LOOK_WORLDS) -> Plays:
     """Play the level's unseen worlds, which are the same for all policies and seeds."""
+    return _plays(policy, unseen(level, hour, worlds))
+
+
+def _plays(policy: Path, worlds: Sequence[Scenario]) -> Plays:
     from babylon.evaluation.arena.checkpoint_replies import reply_policy
 
-    return play(replies(reply_policy(str(policy))), unseen(level, hour, worlds))
+    return play(replies(reply_policy(str(policy))), worlds)
 
 
 def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:

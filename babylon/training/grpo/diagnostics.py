@@ -279,11 +279,9 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     # Without a reference, the divergence from it is zero.
     anchor = after if record.reference is None else record.reference
     k1_reference, k3_reference = divergence(after, anchor)
-    teacher = torch.full_like(p, torch.nan) if record.teacher is None else record.teacher
     gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}
-    mass = window.mass_of_trajectories()
-    ages = Counter(window.staleness)
+    mass, ages = window.mass_of_trajectories(), Counter(window.staleness)
     sharing, config = window.sharing, window.config
     return TrainReport(
         training_loss=fmean(record.losses),
@@ -318,9 +316,9 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         k1_behaviour=k1_behaviour,
         kl_reference=k3_reference,
         k1_reference=k1_reference,
-        calls_with_words=len(window.told),
-        teacher_before=_apart(p, teacher),
-        teacher_after=_apart(after, teacher),
+        calls_with_words=sum(bool(c.hindsight) for c in window.calls),
+        teacher_before=_apart(p, record.teacher),
+        teacher_after=_apart(after, record.teacher),
         ratio_mean=r_mean,
         ratio_p1=r_p1,
         ratio_p99=r_p99,
@@ -350,9 +348,8 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     )
 
 
-def _apart(one: Tensor, teacher: Tensor) -> float:
-    gaps = (one - teacher)[~teacher.isnan()].double().abs()
-    return float(gaps.mean()) if len(gaps) else 0.0
+def _apart(one: Tensor, teacher: Tensor | None) -> float:
+    return 0.0 if teacher is None else float((one - teacher).double().abs().nanmean())
 
 
 def _share(flag: Tensor) -> float:

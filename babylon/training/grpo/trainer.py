@@ -40,6 +40,7 @@ from babylon.training.grpo.learning_rate import (
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree, own_share
+from babylon.training.grpo.teacher import teacher_logprobs
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
@@ -167,8 +168,6 @@ def _frozen_policies(
 ) -> UpdateRecord:
     """A new record with the logprobs of p, reference and teacher, computed once an update.
 
-    The teacher is p itself, which reads feedback on each reply before the reply.
-
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
     anchored = None
@@ -177,16 +176,11 @@ def _frozen_policies(
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
             anchored = logprobs_of_tree(fitting, window.tree, ranks)
-    teacher = None
-    if window.told:
-        teacher = torch.full_like(logged.mu, torch.nan)
-        teacher[logged.tokens_of(window.told)] = logprobs_of_tree(
-            fitting, window.told_tree(), ranks
-        ).to(teacher)
     free = window.steps_an_iteration == 1
     proximal = (
         torch.zeros_like(logged.mu) if free else logprobs_of_tree(fitting, window.tree, ranks)
     )
+    teacher = teacher_logprobs(window, logged, fitting, ranks)
     return UpdateRecord.start(proximal, anchored, weight_sample(model), teacher)
 
 

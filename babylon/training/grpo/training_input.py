@@ -5,7 +5,7 @@ one (window, scenario) make a group. Only completion tokens are trained.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,3 +55,16 @@ class ScoredTrajectory:
     score: float
     calls: Sequence[CallTokens]
     rewards: Mapping[int, float] = field(default_factory=dict)
+
+
+def teachable(
+    trajectories: Sequence[ScoredTrajectory], advantage: Mapping[str, object]
+) -> list[ScoredTrajectory]:
+    """The trajectories with an advantage, and of the others the calls with words for a teacher."""
+    found = []
+    for own in trajectories:
+        if own.trajectory_id not in advantage:
+            own = replace(own, calls=[call for call in own.calls if call.hindsight])
+        if own.calls:
+            found.append(own)
+    return found

@@ -23,7 +23,7 @@ from babylon.training.grpo.prefix_tree import (
     compile_tree,
     find_sharing,
 )
-from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory, teachable
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +73,6 @@ class TrainingWindow:
     def signal(self) -> float:
         """Mean size of an advantage, the scale of the entropy term."""
         return fmean(map(abs, self.advantages))
-
-    @cached_property
-    def told(self) -> Sequence[int]:
-        """Positions of the calls with words for a teacher."""
-        return [position for position, call in enumerate(self.calls) if call.hindsight]
-
-    def told_tree(self) -> PrefixTree:
-        """Those calls as the teacher reads them, in the order of ``told``."""
-        return compile_tree(
-            [replace(self.calls[at], prompt=self.calls[at].hindsight) for at in self.told]
-        )
 
     @property
     def tokens(self) -> int:
@@ -169,8 +158,6 @@ def compile_window(
 ) -> TrainingWindow:
     """Drop stale calls, compute advantages, and compile the rest of the window into one tree.
 
-    A call with words for a teacher is kept although its group has no advantage.
-
     Args:
         staleness: policy version → number of updates between it and the parent.
 
@@ -182,11 +169,7 @@ def compile_window(
     fresh, too_stale = without_stale(trajectories, ages, allowed)
     # Without the stale ones: they must not shift the baseline of their group.
     advantage = call_advantages(fresh, config)
-    kept = [
-        one
-        for t in fresh
-        if (one := t if t.trajectory_id in advantage else _with_words_only(t)).calls
-    ]
+    kept = teachable(fresh, advantage)
     if not kept:
         raise NothingToTrainError(_why_nothing(fresh, too_stale, ages, allowed))
     calls = [call for t in kept for call in t.calls]
@@ -211,10 +194,6 @@ def compile_window(
     if advice := window.sharing.advice:
         logger.info("%s", advice)
     return window
-
-
-def _with_words_only(trajectory: ScoredTrajectory) -> ScoredTrajectory:
-    return replace(trajectory, calls=[call for call in trajectory.calls if call.hindsight])
 
 
 def refuse_missing_logprobs(window: TrainingWindow) -> None:
