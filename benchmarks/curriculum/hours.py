@@ -236,7 +236,8 @@ def reader(
     from babylon.training.sft import fine_tune
     from babylon.training.teacher_prompt import teacher_prompt
 
-    sampler, lessons = Sampler(str(base)), []
+    sampler = Sampler(str(base))
+    lessons: list[TrainingRow] = []
     for hour in range(hours):
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
         play = played(sampler, worlds, seed, level.shared)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +16,7 @@ from babylon.core.learning_settings import Objective
 from babylon.core.preferences import DecisionWords
 from babylon.core.trajectories import Payoff, TrainingRow, Trajectory
 from babylon.policies.tokenizer import render_prompt
-from babylon.stages.words import decision_words
+from babylon.stages.words import Said, decision_words
 from babylon.training import progress_file as journal
 from babylon.training import update as updates
 from babylon.training.grpo.advantage import advantages
@@ -134,11 +135,12 @@ def words() -> tuple[DecisionWords, ...]:
     """What a stage gathers: a judge's reason, a truth that it quotes, and the outcomes."""
     played = [
         Trajectory(
-            **{name: None for name in ("start", "end")},  # type: ignore[arg-type]
             trajectory_id=name,
             agent_id=name,
             window_id="w",
             scenario_id="s",
+            start=datetime(2025, 11, 14, 9, tzinfo=UTC),
+            end=datetime(2025, 11, 14, 10, tzinfo=UTC),
             pnl_usd=pnl,
             wins=0,
             trades=0,
@@ -149,7 +151,7 @@ def words() -> tuple[DecisionWords, ...]:
         )
         for name, pnl in (("buy", 31.25), ("hold", 0.0))
     ]
-    said = {("hold", None): [REASON], ("buy", 0): [TRUTH]}
+    said: Said = {("hold", None): [REASON], ("buy", 0): [TRUTH]}
     return tuple(decision_words(rows(), played, said))
 
 
