@@ -28,10 +28,11 @@ class PromptReplies(msgspec.Struct, frozen=True, kw_only=True):
 class DecisionWords(msgspec.Struct, frozen=True, kw_only=True):
     """Feedback on one recorded decision, for the teacher's context alone (``OBJECTIVE=sdpo``).
 
+    ``call``: place of the decision among the calls of the trajectory's row.
     ``text`` may quote the judge and tell the outcome, so neither a training row nor a prompt that
     is trained holds it.
     """
 
     trajectory_id: str
-    step: int
+    call: int
     text: str

@@ -48,12 +48,12 @@ def decision_words(
     plays = {own.trajectory_id: own for own in played}
     paid = {(own.trajectory_id, payoff.step): payoff for own in played for payoff in own.payoffs}
     best: dict[tuple[str, int], tuple[Payoff, Call]] = {}
-    for row, call in _calls(rows):
+    for row, _, call in _calls(rows):
         key, payoff = (row.scenario_id, call.step), paid.get((row.trajectory_id, call.step))
         if payoff and not payoff.failed and (key not in best or _more(payoff, best[key][0])):
             best[key] = payoff, call
     found = []
-    for row, call in _calls(rows):
+    for row, place, call in _calls(rows):
         name, payoff = row.trajectory_id, paid.get((row.trajectory_id, call.step))
         lines = _outcome(payoff, plays.get(name), best.get((row.scenario_id, call.step)))
         lines += [
@@ -62,7 +62,7 @@ def decision_words(
         if lines:
             head = ["You answered this before:", _answer(call), "In hindsight:"]
             text = "\n".join([*head, *lines, "Answer again, with what is known now."])
-            found.append(DecisionWords(trajectory_id=name, step=call.step, text=text))
+            found.append(DecisionWords(trajectory_id=name, call=place, text=text))
     return found
 
 
@@ -81,8 +81,8 @@ def _outcome(
     return lines
 
 
-def _calls(rows: Sequence[TrainingRow]) -> Iterator[tuple[TrainingRow, Call]]:
-    return ((row, call) for row in rows for call in row.calls)
+def _calls(rows: Sequence[TrainingRow]) -> Iterator[tuple[TrainingRow, int, Call]]:
+    return ((row, place, call) for row in rows for place, call in enumerate(row.calls))
 
 
 def _more(one: Payoff, other: Payoff) -> bool:

@@ -52,19 +52,19 @@ def scored_trajectories(
     Args:
         context: longest call in tokens.
         vocabulary: token ids of the model. A call with another id is of another model.
-        words: (trajectory id, step) → feedback for the teacher of self-distillation.
+        words: (trajectory id, place of the call) → feedback for the teacher of self-distillation.
     """
     counts = dict.fromkeys(Excluded.__slots__, 0)
     trajectories = []
     for row in rows:
         calls = []
-        for call in row.calls:
+        for place, call in enumerate(row.calls):
             tokens = _tokens(tokenizer, call, context)
             if isinstance(tokens, CallTokens):
                 if vocabulary and not _within(tokens, vocabulary):
                     counts["unknown_tokens"] += 1
                     continue
-                if told := words.get((row.trajectory_id, call.step)):
+                if told := words.get((row.trajectory_id, place)):
                     room = context - len(tokens.completion)
                     hindsight = teacher_prompt(tokenizer, call, tokens.prompt, told, room)
                     tokens = replace(tokens, hindsight=hindsight)

@@ -27,7 +27,7 @@ def teacher_prompt(
         if not call.messages or [*prompt] != render_prompt(tokenizer, call.messages, tools):
             return ()
         told = render_prompt(tokenizer, _with_words(call.messages, words), tools)
-    except TemplateError:
+    except (TemplateError, TypeError, ValueError):  # parts, or no template: the engine knows more
         return ()
     return tuple(told) if len(told) <= room else ()
 

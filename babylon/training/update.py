@@ -129,7 +129,7 @@ def _scored(
     trainable: Trainable, rows: Sequence[TrainingRow], preferences: Preferences
 ) -> tuple[list[ScoredTrajectory], Excluded]:
     vocabulary, context = trainable.model.config.vocab_size, _context(trainable)
-    words = {(one.trajectory_id, one.step): one.text for one in preferences.words}
+    words = {(one.trajectory_id, one.call): one.text for one in preferences.words}
     return scored_trajectories(trainable.tokenizer, rows, context, vocabulary, words)
 
 

@@ -242,20 +242,20 @@ def reader(
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
         play = played(sampler, worlds, seed, level.shared)
         rows = scored(play)
-        words = {(one.trajectory_id, one.step): one.text for one in decision_words(rows, play, {})}
+        words = {(one.trajectory_id, one.call): one.text for one in decision_words(rows, play, {})}
         best: dict[tuple[str, int], tuple[float, Call]] = {}
         for row in rows:
             for call in row.calls:
                 key, worth = (row.scenario_id, call.step), row.rewards[call.step]
                 best[key] = max(best.get(key, (worth, call)), (worth, call), key=lambda one: one[0])
         for row in rows:
-            for call in row.calls:
+            for at, call in enumerate(row.calls):
                 answer = best[row.scenario_id, call.step][1].completion_token_ids
                 told = teacher_prompt(
                     sampler.policy.tokenizer,
                     call,
                     call.prompt_token_ids or (),
-                    words[row.trajectory_id, call.step],
+                    words[row.trajectory_id, at],
                     sampler.policy.context,
                 )
                 read = msgspec.structs.replace(

@@ -197,7 +197,7 @@ async def test_a_window_of_ties_teaches_by_words_that_no_row_holds(
     words = await words_for(store, settings.home, scored, rows, "grpo+sdpo")
     assert len(words) == sum(len(row.calls) for row in rows)
     assert all("TOO-TIMID" in one.text for one in words)
-    assert all(("$+12.50" in one.text) == (one.step == 0) for one in words)
+    assert all(("$+12.50" in one.text) == (one.call == 0) for one in words)
     assert await words_for(store, settings.home, scored, rows, "grpo+dpo") == []
     said = msgspec.json.encode(rows).decode()
     assert not any(secret in said for secret in ("TOO-TIMID", "12.5", "RESOLVES-YES"))

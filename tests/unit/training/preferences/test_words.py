@@ -173,6 +173,10 @@ def test_words_tell_the_reasons_the_outcome_and_a_better_answer() -> None:
     assert REASON in hold and "$+0.00" in hold and "would have made $+31.25: buy" in hold
     assert TRUTH in buy and "$+31.25" in buy and "would have" not in buy
     assert decision_words(rows(), [], {}) == []
+    # of two calls of one step, each has a text of its own
+    both = msgspec.structs.replace(rows()[0], calls=(call("think"), call("sell")))
+    found = decision_words([both], [], {("buy", 0): [REASON]})
+    assert [(one.call, one.text.splitlines()[1]) for one in found] == [(0, "think"), (1, "sell")]
 
 
 def test_no_truth_and_no_reason_reaches_the_student(
@@ -265,6 +269,8 @@ def test_a_teachers_prompt_is_the_recorded_one_with_words_at_its_end() -> None:
     # without the recorded prompt's exact tokens, or without room, there is no teacher
     assert teacher_prompt(tokenizer, call("buy"), prompt[1:], REASON, 999) == ()
     assert teacher_prompt(tokenizer, call("buy"), prompt, REASON, len(prompt)) == ()
+    parts = call("buy", messages=({"role": "user", "content": [{"type": "text", "text": "m1"}]},))
+    assert teacher_prompt(tokenizer, parts, prompt, REASON, 999) == ()
     answered = call("buy", messages=(*MESSAGES, {"role": "tool", "content": "42"}))
     own = render_prompt(tokenizer, answered.messages)
     assert REASON in tokenizer.decode(teacher_prompt(tokenizer, answered, own, REASON, 999))
