@@ -5,15 +5,20 @@ highest P&L goes to the gate. Differences of P&L are drawn from those of two ran
 same worlds of the starter game, centred, so that nobody is better. Counted are promotions by the
 gate's own bets: on fresh worlds, as the gate plays, and on the worlds of the choice.
 
-**Cost.** N siblings are trained on one window, on one base and each on a base of its own.
+**Cost.** N siblings are trained on one window, on one base and each on a base of its own; the peak
+of memory is that of a process that trains N.
 """
 
 import argparse
 import json
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -92,8 +97,9 @@ def _rows(count: int) -> list[TrainingRow]:
     ]
 
 
-def cost(siblings: int, hidden: int, layers: int) -> dict[str, object]:
-    """Seconds of the processor for all siblings of a window, apart from the update's own."""
+@contextmanager
+def _family(hidden: int, layers: int) -> Iterator[tuple[Path, Callable[[int, SharedBase], None]]]:
+    """A base model on disk, and a function that trains sibling number n of one window on it."""
     rows = _rows(8)
     with tempfile.TemporaryDirectory() as directory:
         parent = Path(directory) / "base"
@@ -103,37 +109,65 @@ def cost(siblings: int, hidden: int, layers: int) -> dict[str, object]:
         build_model(config, 0).save_pretrained(parent)
         tokenizer.save_pretrained(parent)
 
-        def train(number: int, base: SharedBase | None) -> None:
+        def train(number: int, base: SharedBase) -> None:
             update_checkpoint(
                 parent,
                 rows,
-                Path(directory) / "child",
+                parent.with_name("child"),
                 tuning="lora",
                 config=TrainerConfig(iterations=1, learning_rate=1e-5 * (number + 1)),
                 options=TuningOptions(),
                 base=base,
             )
+            base.restore()
+
+        yield parent, train
+
+
+def cost(siblings: int, hidden: int, layers: int) -> dict[str, object]:
+    """Seconds of the processor for all siblings of a window, apart from the update's own."""
+    with _family(hidden, layers) as (parent, train):
 
         def together() -> None:
             base = SharedBase.below(parent)
             for number in range(siblings):
                 train(number, base)
-                base.restore()
 
         def apart() -> None:
             for number in range(siblings):
-                train(number, None)
+                train(number, SharedBase.below(parent))
 
         apart()  # warm
         seconds = {"one_base": _seconds(together), "own_bases": _seconds(apart)}
-        size = sum(file.stat().st_size for file in parent.glob("*.safetensors"))
-        own = Path(directory) / "child" / "adapter_model.safetensors"
+        own = parent.with_name("child") / "adapter_model.safetensors"
         return {
             "siblings": siblings,
-            "base_mib": round(size / 2**20, 1),
+            "base_mib": round(_base_mib(parent), 1),
             "adapter_mib": round(own.stat().st_size / 2**20, 2),
             **{f"{name}_s": round(value, 2) for name, value in seconds.items()},
         }
+
+
+def memory(siblings: int, hidden: int, layers: int) -> dict[str, object]:
+    """Peak of a process's memory in MiB, above that before the base was loaded."""
+    with _family(hidden, layers) as (parent, train):
+        before = _peak_mib()
+        base = SharedBase.below(parent)
+        for number in range(siblings):
+            train(number, base)
+        return {
+            "siblings": siblings,
+            "base_mib": round(_base_mib(parent), 1),
+            "peak_mib": round(_peak_mib() - before, 1),
+        }
+
+
+def _base_mib(parent: Path) -> float:
+    return sum(file.stat().st_size for file in parent.glob("*.safetensors")) / 2**20
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _seconds(run: Callable[[], None]) -> float:
@@ -152,6 +186,10 @@ def main() -> int:
     for siblings in (1, 4, 8):
         print(json.dumps(luck(pool, siblings, options.runs, options.seed)), flush=True)
     print(json.dumps(cost(4, 512, 8)))
+    for siblings in (1, 4, 8):
+        # a process of its own: memory that was in use once stays in its peak
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+            print(json.dumps(alone.submit(memory, siblings, 768, 12).result()), flush=True)
     return 0
 
 

@@ -223,6 +223,7 @@ def compare(kind: str, options: argparse.Namespace) -> dict[str, Any]:
         model = build_model(MODELS["small"], options.seed)
         trainer = trl_trainer(case, model, torch.optim.AdamW(model.parameters(), lr=RATE), size)
         seconds["trl"].append(_timed(trainer.train))
+        print(f"{kind}: {seconds}", file=sys.stderr, flush=True)
     rate = {name: case.tokens / median(values) for name, values in seconds.items()}
     ratios = np.array(seconds["trl"]) / np.array(seconds["babylon"])
     return {
@@ -247,6 +248,7 @@ def _fastest(case: Case, options: argparse.Namespace) -> int:
         model = build_model(MODELS["small"], options.seed)
         adam = torch.optim.AdamW(model.parameters(), lr=RATE)
         tried[size] = _timed(trl_trainer(part, model, adam, size).train)
+        print(f"{case.kind}: TRL by {size}: {tried[size]:.1f} CPU s", file=sys.stderr, flush=True)
     return min(tried, key=tried.__getitem__)
 
 
@@ -254,7 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.preferences", description=__doc__)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--ticks", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--objective", choices=("dpo", "kto"), nargs="+", default=["dpo", "kto"])
     options = parser.parse_args()

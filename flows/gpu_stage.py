@@ -82,7 +82,7 @@ class GpuStages:
             for member in range(self.settings.population.size)
         ]
         # With pairs, the first one samples the replies that all learn from.
-        alone = 1 if "dpo" in self.settings.training.objective else 0
+        alone = 1 if "dpo" in self.settings.training.objective.split("+") else 0
         results: list[object] = []
         for some in (orders[:alone], orders[alone:]):
             runs = [self._on_pool(f"sibling {order.member}", order) for order in some]

@@ -1,10 +1,10 @@
-"""Settings of learning beyond scores: preferences, and populations of hyper-parameters."""
+"""Settings of learning beyond scores: preferences, words, and populations of settings."""
 
 from typing import Literal
 
 from babylon.core.settings_group import Group, env
 
-Objective = Literal["grpo", "dpo", "kto", "grpo+dpo"]
+Objective = Literal["grpo", "dpo", "kto", "sdpo", "grpo+dpo", "grpo+sdpo"]
 
 
 class PreferenceSettings(Group):
@@ -26,6 +26,9 @@ class PreferenceSettings(Group):
     """Weight of the distance from the policy before the update, in DPO and KTO."""
     nll: float = env(0.0, "DPO_NLL", ge=0)
     """Weight of the better reply's negative log-likelihood."""
+    words: float = env(0.1, "SDPO_WEIGHT", gt=0)
+    """Weight of the words in `grpo+sdpo`: that of a nat, relative to the mean size of an
+    advantage."""
 
 
 class PopulationSettings(Group):

@@ -1,4 +1,4 @@
-"""Replies of one policy to one prompt, with the value of each: what preferences are made of."""
+"""Sources of an update beside scores: valued replies to one prompt, and feedback in words."""
 
 import msgspec
 
@@ -23,3 +23,16 @@ class PromptReplies(msgspec.Struct, frozen=True, kw_only=True):
     replies: tuple[ValuedReply, ...]
     temperature: float
     policy_version: int
+
+
+class DecisionWords(msgspec.Struct, frozen=True, kw_only=True):
+    """Feedback on one recorded decision, for the teacher's context alone (``OBJECTIVE=sdpo``).
+
+    ``call``: place of the decision among the calls of the trajectory's row.
+    ``text`` may quote the judge and tell the outcome, so neither a training row nor a prompt that
+    is trained holds it.
+    """
+
+    trajectory_id: str
+    call: int
+    text: str

@@ -185,7 +185,8 @@ class TrainingSettings(Group):
     """Backend that computes the update: our own, W&B's service, or ART on this machine."""
     objective: Objective = _env("grpo", "OBJECTIVE")
     """Source of an update: scores (`grpo`), pairs of replies sampled for it (`dpo`), logged
-    calls as good or bad ones (`kto`), or scores and then pairs; docs/preferences.md.
+    calls as good or bad ones (`kto`), feedback in words (`sdpo`), or two of them;
+    docs/preferences.md.
     """
     tuning: Literal["lora", "full"] = _env("lora", "TUNING")
     """Weights that are trained: a LoRA adapter, or all of them."""

@@ -47,7 +47,7 @@ async def replies_for(
     Raises:
         ScoringError, ConfigError: ``PREFERENCE_VALUES=judge``, and the judge failed or is not set.
     """
-    if "dpo" not in objective:
+    if "dpo" not in objective.split("+"):
         return []
     claim, version = scored.claim, parent.policy_version
     known = await read_replies(store, claim.window_id, version, preferences.temperature)

@@ -34,6 +34,7 @@ from babylon.core.types import Metrics, Scored
 from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
 from babylon.policies.shared_files import fetch_checkpoint, publish_checkpoint
 from babylon.stages.sample_replies import replies_for
+from babylon.stages.words import words_for
 from babylon.store.policies import next_batch
 from babylon.store.population import (
     MemberRow,
@@ -75,12 +76,14 @@ async def make_update(
     judge: JudgeSettings,
     only: int | None = None,
 ) -> Made | None:
-    """Sample the replies that the objective needs, and run one update or those of all siblings.
+    """Get the replies or words that the objective needs, and run the update, or all siblings'.
 
     Raises:
         WindowNotReadyError, TrainingError: as the trainer.
     """
-    work = replace(work, replies=await _replies(work, scored, judge))
+    objective = work.settings.training.objective
+    words = await words_for(work.store, work.settings.home, scored, work.rows, objective)
+    work = replace(work, replies=await _replies(work, scored, judge), words=words)
     if population.size > 1:
         return await best_sibling(work, scored, population, evaluation, judge, only)
     # in a thread, because importing a trainer takes seconds

@@ -1,6 +1,7 @@
 """Tokens of logged calls, and the reasons why a call cannot be trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -8,8 +9,10 @@ from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.tokenizer import render_prompt
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
+from babylon.training.teacher_prompt import teacher_prompt
 from babylon.training.update_result import Excluded
 
+NO_WORDS: Mapping[tuple[str, int], str] = {}
 _TRUNCATING = ("top_p", "top_k", "min_p")  # the gateway's names
 
 
@@ -39,6 +42,7 @@ def scored_trajectories(
     rows: Sequence[TrainingRow],
     context: int,
     vocabulary: int | None = None,
+    words: Mapping[tuple[str, int], str] = NO_WORDS,
 ) -> tuple[list[ScoredTrajectory], Excluded]:
     """Trajectories with the tokens of their trainable calls, and the number of other calls.
 
@@ -48,17 +52,22 @@ def scored_trajectories(
     Args:
         context: longest call in tokens.
         vocabulary: token ids of the model. A call with another id is of another model.
+        words: (trajectory id, place of the call) → feedback for the teacher of self-distillation.
     """
     counts = dict.fromkeys(Excluded.__slots__, 0)
     trajectories = []
     for row in rows:
         calls = []
-        for call in row.calls:
+        for place, call in enumerate(row.calls):
             tokens = _tokens(tokenizer, call, context)
             if isinstance(tokens, CallTokens):
                 if vocabulary and not _within(tokens, vocabulary):
                     counts["unknown_tokens"] += 1
                     continue
+                if told := words.get((row.trajectory_id, place)):
+                    room = context - len(tokens.completion)
+                    hindsight = teacher_prompt(tokenizer, call, tokens.prompt, told, room)
+                    tokens = replace(tokens, hindsight=hindsight)
                 calls.append(tokens)
             else:
                 counts[tokens] += 1

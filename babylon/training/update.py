@@ -74,7 +74,7 @@ def update_checkpoint(
     trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
-    trajectories, excluded = _scored(trainable, rows)
+    trajectories, excluded = _scored(trainable, rows, preferences)
     anchor = load_anchor(trainable, parent) if config.kl_penalty else {}
     # saved progress is resumed only if every input of the update is the same
     decides = {
@@ -129,10 +129,11 @@ def _own_errors(journal: ProgressFile | None) -> Iterator[None]:
 
 
 def _scored(
-    trainable: Trainable, rows: Sequence[TrainingRow]
+    trainable: Trainable, rows: Sequence[TrainingRow], preferences: Preferences
 ) -> tuple[list[ScoredTrajectory], Excluded]:
-    vocabulary = trainable.model.config.vocab_size
-    return scored_trajectories(trainable.tokenizer, rows, _context(trainable), vocabulary)
+    vocabulary, context = trainable.model.config.vocab_size, _context(trainable)
+    words = {(one.trajectory_id, one.call): one.text for one in preferences.words}
+    return scored_trajectories(trainable.tokenizer, rows, context, vocabulary, words)
 
 
 def _context(trainable: Trainable) -> int:

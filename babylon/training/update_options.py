@@ -7,10 +7,13 @@ from babylon.training.grpo.loss_inputs import LossBounds
 from babylon.training.preferences.config import PreferenceConfig
 from babylon.training.trainable import TuningOptions
 
+PREFERENCES = PreferenceSettings()
 TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
 
 
-def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
+def trainer_config(
+    training: TrainingSettings, seed: int, preferences: PreferenceSettings = PREFERENCES
+) -> TrainerConfig:
     """The trainer's configuration that the settings describe."""
     return TrainerConfig(
         iterations=training.iterations,
@@ -29,6 +32,7 @@ def trainer_config(training: TrainingSettings, seed: int) -> TrainerConfig:
         anchor_rate=training.anchor_rate,
         entropy_floor=training.entropy_floor,
         router_loss=training.router_loss,
+        words_weight=preferences.words,
         grad_clip=training.grad_clip,
         bounds=LossBounds(
             importance=training.importance,

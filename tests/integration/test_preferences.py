@@ -10,7 +10,7 @@ import pytest
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import WindowNotReadyError
 from babylon.core.settings import Settings
-from babylon.core.trajectories import Call, TrainingRow
+from babylon.core.trajectories import Call, TrainingRow, training_rows
 from babylon.core.types import Scored
 from babylon.core.windows import parse_window_id
 from babylon.evaluation.rebuild.recorded import RecordedRow
@@ -21,13 +21,25 @@ from babylon.game.market.scenario import STARTER
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.stages.train import train_window
+from babylon.stages.words import words_for
 from babylon.store import Store
 from babylon.store.policies import ensure_base, get_policy
 from babylon.store.replies import read_replies
+from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window
 from tests.deciding_policy import save_deciding_policy
+from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 WINDOW = "2025-11-14T09:00"
+UNREAD = {  # by the trainer: facts, the outcome of a step, and ground truth
+    "window_id": WINDOW,
+    "start": datetime(2025, 11, 14, 9, tzinfo=UTC),
+    "end": datetime(2025, 11, 14, 10, tzinfo=UTC),
+    **dict.fromkeys(("pnl_usd", "drawdown_usd"), 12.5),
+    **dict.fromkeys(("wins", "trades", "actions", "steps"), 0),
+    "payoffs_json": '[{"step":0,"pnl_usd":12.5}]',
+    "knowledge_json": '{"m1":"RESOLVES-YES"}',
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +98,7 @@ async def tied_window(store: Store, settings: Settings, base: Path) -> Scored:
                 "scenario_id": row.scenario_id,
                 "score": row.score,
                 "calls_json": msgspec.json.encode(row.calls).decode(),
+                **UNREAD,
             }
             for row in played
         ]
@@ -155,6 +168,39 @@ async def test_a_run_that_resumes_trains_on_the_same_replies(
     trained = await train_window(store, settings, scored)
     assert await store.pool.fetch("SELECT * FROM babylon.sampled_replies ORDER BY 1, 2") == before
     assert trained.metrics["pairs"] > 0  # the scores tie, so the pairs teach alone
+
+
+async def test_a_window_of_ties_teaches_by_words_that_no_row_holds(
+    store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    reading = tiny_model(0, max_position_embeddings=8192)  # the deciding policy reads nothing
+    reading.save_pretrained(tmp_path / "reading")
+    tiny_tokenizer().save_pretrained(tmp_path / "reading")
+    await ensure_base(store, uri=str(tmp_path / "reading"), base_model="reading")
+    settings = settings.replace(
+        training={"objective": "sdpo", "iterations": 1, "learning_rate": 1e-3, "warmup_steps": 0}
+    )
+    scored = await tied_window(store, settings, tmp_path / "reading")
+    rows = training_rows(settings.home, scored.artifact)
+    reasons = [
+        StoredScore(
+            trajectory_id=row.trajectory_id, scorer="ruler", score=0.5, reasons=("TOO-TIMID",)
+        )
+        for row in rows
+    ]
+    await replace_scores(store, scored.claim, reasons)
+    trained = await train_window(store, settings, scored)
+    assert trained is not None
+    assert trained.metrics["calls_with_words"] == trained.metrics["calls"] > 0
+    assert float(trained.metrics["teacher_before"] or 0) > 0 and trained.metrics["kl_after"]
+
+    words = await words_for(store, settings.home, scored, rows, "grpo+sdpo")
+    assert len(words) == sum(len(row.calls) for row in rows)
+    assert all("TOO-TIMID" in one.text for one in words)
+    assert all(("$+12.50" in one.text) == (one.call == 0) for one in words)
+    assert await words_for(store, settings.home, scored, rows, "grpo+dpo") == []
+    said = msgspec.json.encode(rows).decode()
+    assert not any(secret in said for secret in ("TOO-TIMID", "12.5", "RESOLVES-YES"))
 
 
 def _stopped(name: str) -> object:

@@ -3,6 +3,10 @@
 The recorded market is rebuilt to the cent, its crowd repeats its orders, and the agent's and all
 other recorded decisions stay as they were. So two replies to a prompt differ in that decision alone
 (decision 52), and in the worlds that it leads to.
+
+A malformed reply or refused action costs ``FAILURE_USD``, as in the default scorer. Without that it
+would be worth as much as holding, hence more than every losing trade, and pairs would teach it
+(decision 73).
 """
 
 from collections.abc import Sequence
@@ -11,6 +15,7 @@ from babylon.evaluation.preferences.choose import DecisionPoint
 from babylon.evaluation.rebuild.recorded import RecordedPlay, RecordedScenario
 from babylon.game.market.game import make_market
 from babylon.game.market.orders import Decision, parse_decision
+from babylon.scoring.rewards.heuristic import FAILURE_USD
 
 
 def value_replies(
@@ -18,7 +23,7 @@ def value_replies(
     points: Sequence[DecisionPoint],
     replies: Sequence[Sequence[str]],
 ) -> list[list[float] | None]:
-    """Return the P&L in dollars of each reply of each decision.
+    """Return the P&L in dollars of each reply of each decision, less what a failure costs.
 
     None for a decision that cannot be played again: its scenario was not rebuilt exactly, or its
     call is not the one that the agent acted by.
@@ -39,7 +44,7 @@ def value_replies(
         for text in texts:
             decision = parse_decision(text)
             if decision not in decided:
-                decided[decision] = _pnl(scenario, play, point.call.step, decision)
+                decided[decision] = _worth(scenario, play, point.call.step, decision)
         values.append([decided[parse_decision(text)] for text in texts])
     return values
 
@@ -49,7 +54,7 @@ def _acted_by(play: RecordedPlay, point: DecisionPoint) -> bool:
     return step < len(play.replies) and play.replies[step] == point.call.response
 
 
-def _pnl(recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: Decision) -> float:
+def _worth(recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: Decision) -> float:
     market = make_market(recorded.scenario)
     plays = {one.agent_id: one for one in recorded.plays}
     seats = {name: market.join(name) for name in recorded.players or (play.agent_id,)}
@@ -61,4 +66,5 @@ def _pnl(recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: De
             decisions[name] = decision if at_hand else parse_decision(own.replies[market.tick])
         market.step(decisions)
     market.settle()
-    return seats[play.agent_id].pnl
+    seat = seats[play.agent_id]
+    return seat.pnl - FAILURE_USD * (not seat.outcomes[tick].success)

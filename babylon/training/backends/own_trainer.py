@@ -40,7 +40,7 @@ def job_of(work: TrainInput) -> UpdateJob:
         rows=tuple(work.rows),
         target=work.target,
         tuning=training.tuning,
-        config=trainer_config(training, work.settings.seed),
+        config=trainer_config(training, work.settings.seed, work.settings.preferences),
         transfer_layers=training.transfer_layers,
         options=tuning_options(training, resize=work.resize),
         staleness=dict(work.staleness),
@@ -52,6 +52,7 @@ def job_of(work: TrainInput) -> UpdateJob:
             objective=training.objective,
             options=preference_config(work.settings.preferences),
             replies=tuple(work.replies),
+            words=tuple(work.words),
         ),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from babylon.core.preferences import PromptReplies
+from babylon.core.preferences import DecisionWords, PromptReplies
 from babylon.core.settings import Settings
 from babylon.core.trajectories import TrainingRow
 from babylon.core.types import Claim
@@ -36,6 +36,7 @@ class TrainInput:
     optimizer: str  # checkpoint whose optimiser goes on: the parent's, or a rejected child's
     progress: Progress | None
     replies: Sequence[PromptReplies] = ()  # sampled for this update (OBJECTIVE=dpo)
+    words: Sequence[DecisionWords] = ()  # feedback on the rows' decisions (OBJECTIVE=sdpo)
     resize: bool = False  # the parent's adapter gets the settings' rank
 
 

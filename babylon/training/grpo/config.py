@@ -45,6 +45,7 @@ class TrainerConfig:
     entropy_floor: float = 0.0  # nats a token; calls below it are made more varied
     router_loss: float = 0.0  # weight of the loss that keeps a mixture's experts equally busy
     entropy_weight: float = 0.3  # of that term, relative to the mean size of an advantage
+    words_weight: float = 0.1  # of a teacher's nat, relative to the mean size of an advantage
     stop_kl: float = 0.03  # nats a token, k3(p || theta)
     stop_clip_fraction: float = 0.3
     undo_factor: float = 2.0  # an iteration that exceeds a stop's bound by this factor is undone
@@ -72,7 +73,14 @@ class TrainerConfig:
         for name in ("discount", "anchor_rate"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ValueError(f"{name} is {share}: it must be from 0 to 1")
-        for name in ("warmup_steps", "max_staleness", "kl_penalty", "entropy_floor", "router_loss"):
+        for name in (
+            "warmup_steps",
+            "max_staleness",
+            "kl_penalty",
+            "entropy_floor",
+            "router_loss",
+            "words_weight",
+        ):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 

@@ -99,10 +99,15 @@ class UpdateRecord:
     kept: Kept | None = None  # the state before the iteration, which was within the bounds
     kept_at: tuple[int, int] = (1, 0)  # that iteration, and the steps that had moved the model
     undone: int = 0  # iterations; each halves the learning rate
+    teacher: Tensor | None = None  # [N], logprobs of the teacher, NaN where it has no words
 
     @classmethod
     def start(
-        cls, proximal: Tensor, reference: Tensor | None, weights: list[Tensor]
+        cls,
+        proximal: Tensor,
+        reference: Tensor | None,
+        weights: list[Tensor],
+        teacher: Tensor | None = None,
     ) -> "UpdateRecord":
         """The record of an update that has not trained yet."""
         flags = torch.zeros(len(FLAGS), *proximal.shape, dtype=torch.bool, device=proximal.device)
@@ -115,6 +120,7 @@ class UpdateRecord:
             weights_before=weights,
             losses=[],
             grad_norms=[],
+            teacher=teacher,
         )
 
     def state(self) -> RecordState:
@@ -142,6 +148,7 @@ class UpdateRecord:
             advantage=logged.advantage[rows],
             reference=None if self.reference is None else part(self.reference),
             entropy=values.entropy,
+            teacher=None if self.teacher is None else part(self.teacher),
         )
 
     def note(self, logged: Logged, rows: Tensor, values: Values, terms: LossTerms) -> None:
@@ -275,8 +282,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     k1_reference, k3_reference = divergence(after, anchor)
     gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}
-    mass = window.mass_of_trajectories()
-    ages = Counter(window.staleness)
+    mass, ages = window.mass_of_trajectories(), Counter(window.staleness)
     sharing, config = window.sharing, window.config
     return TrainReport(
         training_loss=fmean(record.losses),
@@ -311,6 +317,9 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         k1_behaviour=k1_behaviour,
         kl_reference=k3_reference,
         k1_reference=k1_reference,
+        calls_with_words=sum(bool(c.hindsight) for c in window.calls),
+        teacher_before=_apart(p, record.teacher),
+        teacher_after=_apart(after, record.teacher),
         ratio_mean=r_mean,
         ratio_p1=r_p1,
         ratio_p99=r_p99,
@@ -338,6 +347,10 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         max_tokens=fitting.forward.max_tokens,
         activation_checkpointing=fitting.checkpointing,
     )
+
+
+def _apart(one: Tensor, teacher: Tensor | None) -> float:
+    return 0.0 if teacher is None else float((one - teacher).double().abs().nanmean())
 
 
 def _share(flag: Tensor) -> float:

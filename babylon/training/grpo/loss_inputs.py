@@ -23,6 +23,7 @@ class LossBounds:
     negative_call_drift: float = 0.05  # nats a token
     impossible_ratio: float = 1e-4
     kl_clamp: float = 10.0
+    teacher_clamp: float = 5.0  # nats: one token must not outweigh its call
     cispo_max: float = 5.0
     gspo_low: float = 1 - 3e-4  # GSPO, arXiv 2507.18071, section 5.1
     gspo_high: float = 1 + 4e-4
@@ -46,6 +47,7 @@ class LossInputs:
     advantage: Tensor  # [C]
     reference: Tensor | None = None  # [C, T], for a KL penalty
     entropy: Tensor | None = None  # [C, T] of theta, nats, for an entropy floor
+    teacher: Tensor | None = None  # [C, T], NaN where the teacher has no words
 
     def masked(self) -> "LossInputs":
         """The inputs with p beyond a call's end, where theta is arbitrary and could overflow."""

@@ -1,4 +1,4 @@
-"""Terms that are added to a loss: the distance from a reference, and a floor of the entropy."""
+"""Terms that are added to a loss: distances from reference and teacher, and an entropy floor."""
 
 from dataclasses import replace
 
@@ -16,7 +16,8 @@ def penalised(
     """The loss of every token with the penalties of the configuration.
 
     Args:
-        signal: mean size of the window's advantages, to which the entropy's weight is relative.
+        signal: mean size of the window's advantages, to which the weights of entropy and teacher
+            are relative. If it is 0, the teacher's weight is 1.
     """
     loss, given = terms.loss, inputs.masked()
     if config.kl_penalty:
@@ -25,6 +26,10 @@ def penalised(
         more = entropy_floor(given, config.entropy_floor)
         weight = config.entropy_weight * signal
         loss = loss + weight * torch.where(terms.masks.dropped, 0.0, more)
+    if given.teacher is not None:  # an update from words alone has no advantages
+        weight = config.words_weight * signal or 1.0
+        apart = teacher_distance(given, given.teacher, config.bounds)
+        loss = loss + weight * torch.where(terms.masks.dropped, 0.0, apart)
     return replace(terms, loss=loss)
 
 
@@ -40,6 +45,18 @@ def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
     delta = (inputs.reference - inputs.theta).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
     return torch.where(inputs.mask, weight * k3, 0.0)
+
+
+def teacher_distance(inputs: LossInputs, teacher: Tensor, bounds: LossBounds) -> Tensor:
+    """``w * r * sg[log pi_theta - log teacher]`` ``[C, T]``, 0 where the teacher has no words.
+
+    The estimate of ``KL(theta || teacher)`` at the sampled token, whose gradient is that of SDPO
+    (arXiv 2601.20802, its token-level form) and of on-policy distillation: ``log teacher - log
+    pi_theta`` is the token's advantage. It vanishes where theta agrees with the teacher.
+    """
+    apart = (inputs.theta.detach() - teacher).clamp(-bounds.teacher_clamp, bounds.teacher_clamp)
+    known = inputs.mask & ~teacher.isnan()
+    return torch.where(known, importance(inputs, bounds) * ratio(inputs) * apart.nan_to_num(), 0.0)
 
 
 def entropy_floor(inputs: LossInputs, floor: float) -> Tensor:

@@ -51,6 +51,9 @@ class TrainReport:
     k1_behaviour: float
     kl_reference: float  # k3(theta || reference); 0 without a KL penalty
     k1_reference: float
+    calls_with_words: int  # 0 without self-distillation
+    teacher_before: float  # mean |log p - log teacher| over their tokens; 0 without a teacher
+    teacher_after: float  # mean |log theta - log teacher|
     ratio_mean: float  # r = pi_theta / pi_p
     ratio_p1: float
     ratio_p99: float

@@ -41,6 +41,7 @@ from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree, own_share
 from babylon.training.grpo.shards import whole
+from babylon.training.grpo.teacher import teacher_logprobs
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.training_window import (
     NothingToTrainError,
@@ -170,7 +171,7 @@ def _frozen_policies(
     reference: AbstractContextManager[object] | None,
     ranks: Ranks,
 ) -> UpdateRecord:
-    """A new record with the logprobs of p and of the reference, computed once an update.
+    """A new record with the logprobs of p, reference and teacher, computed once an update.
 
     If an iteration is one step, p costs nothing: the first iteration's forward pass is p's.
     """
@@ -184,7 +185,8 @@ def _frozen_policies(
     proximal = (
         torch.zeros_like(logged.mu) if free else logprobs_of_tree(fitting, window.tree, ranks)
     )
-    return UpdateRecord.start(proximal, anchored, weight_sample(model))
+    teacher = teacher_logprobs(window, logged, fitting, ranks)
+    return UpdateRecord.start(proximal, anchored, weight_sample(model), teacher)
 
 
 def train_step(state: TrainState, step: TrainStep) -> bool:

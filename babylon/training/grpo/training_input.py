@@ -5,7 +5,7 @@ one (window, scenario) make a group. Only completion tokens are trained.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,8 @@ class CallTokens:
     ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown. ``policy_version`` is the
     behaviour policy's version. ``recomputed`` logprobs were not logged, but come from a forward
     pass of the behaviour policy's checkpoint. ``step`` is the trajectory's decision that it is of.
+    ``hindsight`` is the prompt with feedback on this reply, as the teacher of self-distillation
+    reads it. It is forwarded for the teacher's logprobs and never trained.
     """
 
     prompt: Sequence[int]
@@ -24,6 +26,7 @@ class CallTokens:
     policy_version: int | None = None
     recomputed: bool = False
     step: int = 0
+    hindsight: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completion:
@@ -52,3 +55,16 @@ class ScoredTrajectory:
     score: float
     calls: Sequence[CallTokens]
     rewards: Mapping[int, float] = field(default_factory=dict)
+
+
+def teachable(
+    trajectories: Sequence[ScoredTrajectory], advantage: Mapping[str, object]
+) -> list[ScoredTrajectory]:
+    """The trajectories with an advantage, and of the others the calls with words for a teacher."""
+    found = []
+    for own in trajectories:
+        if own.trajectory_id not in advantage:
+            own = replace(own, calls=[call for call in own.calls if call.hindsight])
+        if own.calls:
+            found.append(own)
+    return found

@@ -23,7 +23,7 @@ from babylon.training.grpo.prefix_tree import (
     compile_tree,
     find_sharing,
 )
-from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
+from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory, teachable
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def compile_window(
     fresh, too_stale = without_stale(trajectories, ages, allowed)
     # Without the stale ones: they must not shift the baseline of their group.
     advantage = call_advantages(fresh, config)
-    kept = [t for t in fresh if t.trajectory_id in advantage]
+    kept = teachable(fresh, advantage)
     if not kept:
         raise NothingToTrainError(_why_nothing(fresh, too_stale, ages, allowed))
     calls = [call for t in kept for call in t.calls]
@@ -184,8 +184,10 @@ def compile_window(
         tree=compile_tree(calls),
         trajectory_ids=[t.trajectory_id for t in kept],
         groups=groups,
-        advantages=[value for t in kept for value in advantage[t.trajectory_id]],
-        groups_without_signal=len({t.group for t in fresh}) - len(set(groups)),
+        advantages=[
+            value for t in kept for value in advantage.get(t.trajectory_id, [0.0] * len(t.calls))
+        ],
+        groups_without_signal=len({t.group for t in fresh if t.trajectory_id not in advantage}),
         calls_too_stale=too_stale.total(),
         config=config,
     )

@@ -86,7 +86,7 @@ def chosen_genes(text: str, training: TrainingSettings) -> tuple[str, ...]:
         )
     if not names:
         raise ConfigError("POPULATION_GENES names no gene: name at least one")
-    if "temperature" in names and "dpo" not in training.objective:
+    if "temperature" in names and "dpo" not in training.objective.split("+"):
         raise ConfigError(
             f"POPULATION_GENES names temperature, at which replies are sampled, and OBJECTIVE="
             f"{training.objective} samples none: leave it out, or set OBJECTIVE=dpo"

@@ -1,18 +1,20 @@
 """The objective of an update: the window's scores, preferences, or the one after the other.
 
-``grpo``: the scores of a window's groups. ``dpo``: pairs of sampled replies. ``kto``: the logged
-calls, good or bad. ``grpo+dpo``: both, in one checkpoint; the pairs are learnt from the policy that
-the scores lead to. If one of them teaches nothing, the other goes on alone.
+``grpo``: the scores of a window's groups. ``sdpo``: feedback in words on the logged calls, by
+self-distillation, whatever their scores. ``grpo+sdpo``: both in every train step. ``dpo``: pairs of
+sampled replies. ``kto``: the logged calls, good or bad. ``grpo+dpo``: both, in one checkpoint; the
+pairs are learnt from the policy that the scores lead to. If one of them teaches nothing, the other
+goes on alone.
 
 Progress is saved in one file. Once the second phase has begun, it holds the report of the first.
 """
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from babylon.core.learning_settings import Objective
-from babylon.core.preferences import PromptReplies
+from babylon.core.preferences import DecisionWords, PromptReplies
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.train_report import TrainReport
@@ -29,11 +31,12 @@ from babylon.training.trainable import Trainable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """The objective of an update, and the sampled replies that it can use."""
+    """The objective of an update, and the sampled replies or the words that it can use."""
 
     objective: Objective = "grpo"
     options: PreferenceConfig = field(default_factory=PreferenceConfig)
     replies: tuple[PromptReplies, ...] = ()
+    words: tuple[DecisionWords, ...] = ()
 
 
 SCORES_ONLY = Preferences()
@@ -66,13 +69,18 @@ def learn(
     objective, options, scores = preferences.objective, preferences.options, None
     ids: tuple[str, ...] = ()
     why = ""
-    saved = journal.restore() if journal and objective != "grpo" else None
+    logged_only = objective in ("grpo", "sdpo", "grpo+sdpo")
+    if objective == "sdpo":
+        _require_words(trajectories)
+        # equal scores have no advantages
+        trajectories = [replace(own, score=0.0, rewards={}) for own in trajectories]
+    saved = None if journal is None or logged_only else journal.restore()
     if saved is not None and saved.get("phase") != PHASE:
         saved = None  # of the first phase, which restores it by itself
     # A second phase that was interrupted holds what the first one reported: it does not run again.
     if saved and saved["before"]:
         scores, ids = TrainReport(**saved["before"]["scores"]), saved["before"]["trajectory_ids"]
-    elif "grpo" in objective and not saved:
+    elif (logged_only or objective == "grpo+dpo") and not saved:
         try:
             window = compile_window(trajectories, config, staleness=staleness)
             window = with_behaviours(window, behaviours, ranks)
@@ -87,10 +95,10 @@ def learn(
             )
             ids = tuple(window.trajectory_ids)
         except NothingToTrainError as error:
-            if objective == "grpo":
+            if logged_only:
                 raise
             why = f"; {error}"
-    if objective == "grpo":
+    if logged_only:
         return Learnt(scores=scores, preferences=None, trajectory_ids=ids)
     try:
         examples = _examples(preferences, trajectories, config, staleness, context)
@@ -113,6 +121,14 @@ def learn(
     )
     both = tuple(dict.fromkeys((*ids, *examples.trajectory_ids)))
     return Learnt(scores=scores, preferences=report, trajectory_ids=both)
+
+
+def _require_words(trajectories: Sequence[ScoredTrajectory]) -> None:
+    if not any(call.hindsight for own in trajectories for call in own.calls):
+        raise NothingToTrainError(
+            f"none of the {len(trajectories)} trajectories has feedback in words and messages that"
+            " give its recorded prompt again: use a judge, give feedback, or set OBJECTIVE=grpo"
+        )
 
 
 def _examples(

@@ -12,10 +12,12 @@ from babylon.evaluation.preferences.sample import sample_replies
 from babylon.evaluation.rebuild.recorded import RecordedPlay, RecordedScenario
 from babylon.game.market.game import Game
 from babylon.game.market.orders import parse_decision
+from babylon.scoring.rewards.heuristic import FAILURE_USD
 from tests.deciding_policy import DECISIONS, save_deciding_policy
 from tests.worlds import quiet_world
 
 HOLD, YES, NO = DECISIONS
+SELL = YES.replace("buy_yes", "sell")
 
 
 def call(step: int, response: str = HOLD, **changes: object) -> Call:
@@ -89,10 +91,11 @@ def point(step: int, response: str) -> DecisionPoint:
 
 def test_a_reply_is_worth_the_play_with_it_and_all_else_as_it_was() -> None:
     recorded = played(HOLD, YES, HOLD)
-    (values,) = value_replies([recorded], [point(0, HOLD)], [[HOLD, YES, NO, "nonsense"]])
+    (values,) = value_replies([recorded], [point(0, HOLD)], [[HOLD, YES, NO, "nonsense", SELL]])
     assert values is not None
-    hold, yes, no, malformed = values
-    assert hold == pytest.approx(recorded.plays[0].pnl_usd) and malformed == hold
+    hold, yes, no, malformed, refused = values
+    assert hold == pytest.approx(recorded.plays[0].pnl_usd)
+    assert malformed == refused == pytest.approx(hold - FAILURE_USD)  # it holds nothing to sell
     assert yes > hold > no
     twice = played(YES, YES, HOLD)
     assert yes == pytest.approx(twice.plays[0].pnl_usd)
