@@ -231,9 +231,7 @@ class TrainingSettings(Group):
     when memory runs out repeatedly.
     """
     processes: int = _env(1, "TRAIN_PROCESSES", ge=0)
-    """Number of processes that share an update of TRAINER=torch on its machine, each with a GPU of
-    its own. 0: one for each GPU that the worker sees.
-    """
+    """Number of processes of a machine that share an update of TRAINER=torch. 0: one a GPU."""
     nodes: int = _env(1, "TRAIN_NODES", ge=1)
     """Number of machines that share an update, with `TRAIN_PROCESSES` each."""
     rendezvous: str | None = _env(None, "TRAIN_RENDEZVOUS", pattern=r"^[\w.-]+:\d+$")

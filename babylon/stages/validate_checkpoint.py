@@ -119,8 +119,8 @@ async def _met(
         check = await held_out_check(store, trained, max_tokens) if won else None
         suite = await asyncio.to_thread(digest, worlds.scenarios)
         verdict = match_verdict(trained, route_version, match, suite, check)
-        siblings = fitness_by_member(await list_siblings(store, batch_id=trained.batch_id))
-        verdict = replace(verdict, siblings=siblings)
+        siblings = await list_siblings(store, batch_id=trained.batch_id)
+        verdict = replace(verdict, siblings=fitness_by_member(siblings))
         if verdict.promote:
             both = {serving.policy_version: old, own: new}
             verdict = withheld(verdict, await frozen_check(store, worlds, both, own, seed))

@@ -21,6 +21,7 @@ def trainer_config(
         max_tokens=training.max_tokens,
         activation_checkpointing=training.activation_checkpointing,
         learning_rate=training.effective_learning_rate,
+        # a rate that was chosen stays as it is
         target_kl=TARGET_KL if training.learning_rate is None else None,
         warmup_steps=training.warmup_steps,
         loss=training.loss,

@@ -72,6 +72,7 @@ async def together(store: Store, window_id: str, members: Sequence[MemberJudgmen
     judges = [one.by.judge for one in members]
     if any(PEOPLE in own for own in (window, *earlier.values())):
         judges.append(PEOPLE)
+    # judges of a window saw the same canaries
     planted: dict[str, list[Sequence[CanaryResult]]] = {}
     for row in (row for one in members for row in one.before):
         planted.setdefault(row.window_id, []).append(canary_results(row))

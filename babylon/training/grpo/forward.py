@@ -24,6 +24,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.lockstep import passes_of
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
@@ -502,3 +503,17 @@ def checkpoint_activations(model: nn.Module) -> bool:
             training=True,
         )
     return len(layers) > 1
+
+
+def fitting_forward(
+    model: nn.Module, config: TrainerConfig, groups: Sequence[Mapping[str, Any]]
+) -> FittingForward:
+    """The forward pass of an update. ``groups`` of the optimiser remember what fitted before."""
+    return FittingForward(
+        model,
+        config.max_tokens,
+        groups,
+        entropy_gradient=config.entropy_floor > 0,
+        router_loss=config.router_loss,
+        checkpointing=config.activation_checkpointing,
+    )

@@ -30,6 +30,7 @@ from babylon.training.grpo.forward import (
     FittingForward,
     OutOfMemoryError,
     PolicyForward,
+    fitting_forward,
     is_out_of_memory,
 )
 from babylon.training.grpo.learning_rate import (
@@ -146,14 +147,7 @@ def _begin(
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)
-    fitting = FittingForward(
-        model,
-        window.config.max_tokens,
-        optimizer.param_groups,
-        entropy_gradient=window.config.entropy_floor > 0,
-        router_loss=window.config.router_loss,
-        checkpointing=window.config.activation_checkpointing,
-    )
+    fitting = fitting_forward(model, window.config, optimizer.param_groups)
     saved = None if journal is None else journal.restore()
     if saved is None:
         record = _frozen_policies(model, window, fitting, logged, reference, ranks)
@@ -181,10 +175,9 @@ def _frozen_policies(
             raise ValueError("a KL penalty needs a reference policy")
         with reference:
             anchored = logprobs_of_tree(fitting, window.tree, ranks)
-    free = window.steps_an_iteration == 1
-    proximal = (
-        torch.zeros_like(logged.mu) if free else logprobs_of_tree(fitting, window.tree, ranks)
-    )
+    proximal = torch.zeros_like(logged.mu)
+    if window.steps_an_iteration > 1:
+        proximal = logprobs_of_tree(fitting, window.tree, ranks)
     teacher = teacher_logprobs(window, logged, fitting, ranks)
     return UpdateRecord.start(proximal, anchored, weight_sample(model), teacher)
 

@@ -65,10 +65,10 @@ def run_in_processes(
         raise TrainingError(f"the trainer's processes ended early: {_end_of(log)}")
 
 
-def lend_processes(home: Home, processes: int | None, nodes: Nodes) -> NoReturn:
+def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
     """Take part in every update of the first machine, one after the other. Blocking.
 
-    ``processes``: of this machine. None: one for each of its GPUs, at least one.
+    ``processes``: of this machine. 0: one for each of its GPUs, at least one.
 
     Raises:
         ConfigError: the settings name one machine, no home that machines share, or no address.
@@ -93,6 +93,7 @@ def lend_processes(home: Home, processes: int | None, nodes: Nodes) -> NoReturn:
             if launcher.returncode == 0:
                 logger.info("an update has ended")
             else:
+                # the first machine reports it, and may begin the update again
                 failure = first_failure(directory.path)
                 logger.warning("an update ended early: %s", failure or _end_of(log))
                 time.sleep(_POLL_S)
