@@ -1,8 +1,8 @@
 """Recording without loss: an answer ends after its call is on the disk.
 
 A thread writes all waiting calls together with one sync (group commit), and each request waits for
-its own. ``Shipper`` moves the calls to Postgres. On a full disk, ``lossless`` refuses calls, because
-training would never see them; ``available`` serves them and records the gap.
+its own. ``Shipper`` moves the calls to Postgres. On a full disk, ``lossless`` refuses calls that
+training would never see; ``available`` serves them and records the gap.
 """
 
 import asyncio
