@@ -9,7 +9,7 @@ from typing import Any
 from babylon.core.types import Claim, Verdict
 from babylon.core.windows import parse_window_id
 from babylon.store import Store
-from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways
+from babylon.store.gateways import GatewayRow, announce_gateway, live_gateways, remove_gateway
 from babylon.store.policies import champion, commit_policy, ensure_base
 from babylon.store.proposals import open_proposals
 from babylon.store.routes import current_route
@@ -116,3 +116,4 @@ async def announced(
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
+        await remove_gateway(store, "g1")  # as a gateway that ends

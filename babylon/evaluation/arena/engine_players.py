@@ -7,8 +7,7 @@ gateway runs, and for players that are not registered, checkpoints are loaded in
 Each reply has the seed that it has in process. The embedded engine draws the same tokens for it,
 whatever is in the batch. vLLM gives each seeded request a generator of its own, so equal logits
 and equal seeds give equal tokens; but its logits are rounded differently in another batch, and a
-reply may change where two tokens are about equally likely. ``benchmarks.gate_engine`` measures the
-share of equal replies.
+reply may change where two tokens are about equally likely.
 """
 
 import asyncio
@@ -34,6 +33,7 @@ from babylon.store.quarantine import probe_keys
 LOAD_S = 630.0  # as for a deployment: a gateway gives its engine 600 s to load a policy
 AT_ONCE = 256  # calls at one gateway: more than an engine samples together, less than a queue holds
 _TRIES = 300  # an engine that restarts loads its policies again, which takes minutes
+_SILENT_TRIES = 30  # more than a gateway on a busy machine is silent
 _AGAIN = frozenset({404, 408, 429, 500, 502, 503, 504})
 AUTHOR = "arena"
 
@@ -183,7 +183,7 @@ async def engine_table(
 
 async def _holders(store: Store, version: int) -> Sequence[GatewayRow]:
     """Return the gateways that hold a proposed policy. One that was silent for long is awaited."""
-    for _ in range(_TRIES):
+    for _ in range(_SILENT_TRIES):
         if gateways := await wait_until_loaded(store, version, LOAD_S):
             return gateways
         await asyncio.sleep(pinned_calls.PAUSE_S)
