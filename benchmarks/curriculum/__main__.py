@@ -2,15 +2,17 @@
 
     python -m benchmarks.curriculum [--level L0] [--arm ours] [--seeds 0 1] [--hours 8]
         [--agents 64] [--first 0] [--base CHECKPOINT] [--keep CHECKPOINT]
-        [--set credit=trajectory discount=0.5 ...]
+        [--set credit=trajectory preferences.nll=0.2 ...]
     python -m benchmarks.curriculum --table | --stability | --figures DIRECTORY
+    python -m benchmarks.curriculum --reader DIRECTORY      make a base model that reads words
 
 Arms: ``ours``, the demo's recipe; ``gated``, the same with the arena's gate; ``reinforce``, the
 same hours with one pass of REINFORCE on whole trajectories; ``trl``, the same hours trained by
 TRL's GRPOTrainer (in ``.venv-bench``); ``sft``, the base model taught the best of its own
 plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features; ``base``, the base
 model as it is. All are compared with the base model and the best scripted rule on the same unseen
-worlds.
+worlds. ``population``: siblings with the learning rates of ``FOUNDERS`` in every hour, of which the
+fittest goes on; the arms to compare are ``ours`` with each of them.
 
 Each run (level, arm, seed and options) is written to ``--results`` and not run again. One that was
 stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept what it
@@ -24,10 +26,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.settings import TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.confidence import paired_difference
@@ -46,11 +50,15 @@ from benchmarks.curriculum.hours import (
     taught,
     unseen,
 )
+from benchmarks.curriculum.population import population_update
+from benchmarks.curriculum.reader import reader
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, stored, table
 from benchmarks.curriculum.stability import stability
 
-ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base")
+ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base", "population")
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}
+OF_PREFERENCES = "preferences."  # settings of that group, in --set
+READER_SEED = 1000
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
 
@@ -64,6 +72,17 @@ def main(arguments: Sequence[str]) -> None:
         from benchmarks.curriculum.figures import draw
 
         print(*draw(all_stored(options.results), options.figures), sep="\n")
+        return
+    if options.reader:
+        made = reader(
+            LEVELS[options.level],
+            options.base or _embedded(options.level, load_settings().home.models),
+            seed=READER_SEED,
+            hours=options.hours,
+            agents=options.agents,
+            directory=options.reader,
+        )
+        print(made)
         return
     if not options.table:
         models = load_settings().home.models
@@ -128,12 +147,20 @@ def _learner(
 ) -> Iterator[tuple[Hour, Path]]:
     """The hours of an arm that learns by reinforcement."""
     level = LEVELS[key.level]
-    update: Update = gated_update if key.arm == "gated" else own_update
+    changed = dict(pair.split("=", 1) for pair in key.settings)
+    asked = PreferenceSettings.model_validate(
+        {
+            name.removeprefix(OF_PREFERENCES): changed.pop(name)
+            for name in [*changed]
+            if name.startswith(OF_PREFERENCES)
+        }
+    )
+    updates = {"gated": gated_update, "population": population_update}
+    update: Update = partial(updates.get(key.arm, own_update), asked=asked)
     if key.arm == "trl":
         from benchmarks.curriculum.trl_update import trl_update
 
         update = trl_update
-    changed = dict(pair.split("=", 1) for pair in key.settings)
     recipe = training_recipe(level.rules(0)) | (REINFORCE if key.arm == "reinforce" else {})
     return learn(
         level,
@@ -207,6 +234,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="First hour of the level.")
     parser.add_argument("--base", type=Path)
     parser.add_argument("--keep", type=Path, help="Directory for the last policy.")
+    parser.add_argument("--reader", type=Path, metavar="DIRECTORY", help="Make such a base there.")
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/curriculum"))
     parser.add_argument("--table", action="store_true", help="Run nothing; print what was run.")

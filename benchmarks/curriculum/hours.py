@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.preferences import PromptReplies, ValuedReply
 from babylon.core.settings import EvaluationSettings, TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
@@ -39,12 +40,14 @@ from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
+from babylon.stages.words import decision_words
 
 if TYPE_CHECKING:
     from babylon.training.preferences.objective import Preferences
 
 AGENTS_A_WORLD = 8
 LOOK_WORLDS = 256
+PREFERENCES = PreferenceSettings()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -62,6 +65,7 @@ class Hour:
     cpu_s: float
     undone: int = 0
     gate: str = ""
+    gains: tuple[float, ...] = ()  # of a population's members over the policy that played
     looked: float | None = None
 
 
@@ -80,16 +84,19 @@ class Sampler:
         self.policy = load("curriculum", path, 0)
 
     def calls(self, seats: Sequence[Seat], seed: int) -> list[Call]:
-        """Return one call for each seat, whose ``messages`` are left out."""
+        """Return one call for each seat."""
         from babylon.serving.engine.running_batch import generate
         from babylon.serving.engine.sampling import Request, Sampling
 
+        chats: list[list[dict[str, Any]]] = [
+            list(render_observation(seat, seat.account.name)) for seat in seats
+        ]
         requests = [
             Request(
-                self.policy.prompt(render_observation(seat, seat.account.name)),
+                self.policy.prompt(chat),
                 Sampling(max_tokens=MAX_REPLY_TOKENS, seed=_draw(seed, seat)),
             )
-            for seat in seats
+            for seat, chat in zip(seats, chats, strict=True)
         ]
         completions = generate(
             self.policy.model,
@@ -100,14 +107,16 @@ class Sampler:
         return [
             Call(
                 step=seat.tick,
-                messages=(),
+                messages=tuple(chat),
                 response=self.policy.decode(completion.token_ids),
                 policy_version=0,
                 prompt_token_ids=tuple(request.prompt_token_ids),
                 completion_token_ids=tuple(completion.token_ids),
                 logprobs=tuple(completion.logprobs),
             )
-            for seat, request, completion in zip(seats, requests, completions, strict=True)
+            for seat, chat, request, completion in zip(
+                seats, chats, requests, completions, strict=True
+            )
         ]
 
 
@@ -218,7 +227,7 @@ def taught(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """An hour's play as an update gets it, and the policy that played."""
+    """An hour's play as an update gets it, the policy that played, and the hours before."""
 
     level: CurriculumLevel
     hour: int
@@ -227,6 +236,7 @@ class Window:
     play: Sequence[Trajectory]
     rows: Sequence[TrainingRow]
     seed: int
+    before: Sequence[Hour] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +250,18 @@ class Moved:
     entropy: float | None = None
     undone: int = 0
     gate: str = ""
+    gains: tuple[float, ...] = ()
 
 
 Update = Callable[[Window, TrainingSettings, Path], Moved]
 
 
-def own_update(window: Window, training: TrainingSettings, target: Path) -> Moved:
+def own_update(
+    window: Window,
+    training: TrainingSettings,
+    target: Path,
+    asked: PreferenceSettings = PREFERENCES,
+) -> Moved:
     """Train as the stage does. A window that teaches nothing leaves the policy as it is."""
     from babylon.training.update import update_checkpoint
     from babylon.training.update_options import trainer_config
@@ -256,9 +272,9 @@ def own_update(window: Window, training: TrainingSettings, target: Path) -> Move
             window.rows,
             target,
             tuning=training.tuning,
-            config=trainer_config(training, window.seed),
+            config=trainer_config(training, window.seed, asked),
             staleness={0: 0},
-            preferences=preferred(window, training),
+            preferences=preferred(window, training, asked),
         ).report
     except (WindowNotReadyError, TrainingError) as error:
         print(f"not trained: {error}", flush=True)
@@ -271,14 +287,19 @@ def own_update(window: Window, training: TrainingSettings, target: Path) -> Move
     )
 
 
-def gated_update(window: Window, training: TrainingSettings, target: Path) -> Moved:
+def gated_update(
+    window: Window,
+    training: TrainingSettings,
+    target: Path,
+    asked: PreferenceSettings = PREFERENCES,
+) -> Moved:
     """Do the same, and keep the policy that played unless the arena's gate promotes the new one.
 
     The gate plays fresh worlds of the hour's rules, as it does where the fleet plays the simulator.
     """
     from babylon.evaluation.arena.players import checkpoint_player
 
-    moved = own_update(window, training, target)
+    moved = own_update(window, training, target, asked)
     seed = f"curriculum:{window.level.name}:{window.seed}:{window.hour}"
     budget = EvaluationSettings().scenarios
     worlds = simulated(
@@ -311,10 +332,11 @@ def learn(
     ``directory`` keeps the hours and the newest policy, and a later call goes on from there.
     """
     known = directory / "hours.jsonl"
-    policy = base
+    policy, before = base, list[Hour]()
     for line in known.read_bytes().splitlines() if known.exists() else ():
         hour = msgspec.json.decode(line, type=Hour)
         policy = directory / str(hour.hour)
+        before.append(hour)
         yield hour, policy
     for number in range(first if policy == base else int(policy.name) + 1, first + hours):
         began = time.process_time()
@@ -328,6 +350,7 @@ def learn(
             play=play,
             rows=scored(play),
             seed=seed,
+            before=tuple(before),
         )
         moved = update(window, training, directory / str(number))
         failed = [payoff.failed for own in play for payoff in own.payoffs]
@@ -342,25 +365,32 @@ def learn(
             entropy=moved.entropy,
             undone=moved.undone,
             gate=moved.gate,
+            gains=moved.gains,
             cpu_s=time.process_time() - began,
             looked=look(level, number, policy).mean_pnl if number in looks else None,
         )
         with known.open("ab") as lines:
             lines.write(msgspec.json.encode(hour) + b"\n")
+        before.append(hour)
         if earlier != base:
             shutil.rmtree(earlier)
         yield hour, policy
 
 
-def preferred(window: Window, training: TrainingSettings) -> "Preferences":
-    """The objective, and the replies that it needs, sampled and valued as the stage does."""
-    from babylon.core.learning_settings import PreferenceSettings
+def preferred(
+    window: Window, training: TrainingSettings, asked: PreferenceSettings
+) -> "Preferences":
+    """The objective, and the replies or words that it needs, made as the stages make them."""
     from babylon.evaluation.preferences.sample import sample_replies
     from babylon.training.preferences.objective import Preferences
+    from babylon.training.update_options import preference_config
 
-    if "dpo" not in training.objective:
-        return Preferences(objective=training.objective)
-    asked = PreferenceSettings()
+    objective, options = training.objective, preference_config(asked)
+    if "sdpo" in objective.split("+"):
+        words = tuple(decision_words(window.rows, window.play, {}))
+        return Preferences(objective=objective, options=options, words=words)
+    if "dpo" not in objective.split("+"):
+        return Preferences(objective=objective, options=options)
     points = informative(window.rows, asked.prompts)
     found = sample_replies(
         str(window.policy), points, asked.replies, asked.temperature, window.seed
@@ -368,7 +398,8 @@ def preferred(window: Window, training: TrainingSettings) -> "Preferences":
     recorded = _recorded(window.worlds, window.play, window.level.shared)
     values = value_replies(recorded, points, [[one.text for one in own] for own in found])
     return Preferences(
-        objective=training.objective,
+        objective=objective,
+        options=options,
         replies=tuple(
             PromptReplies(
                 trajectory_id=point.trajectory_id,

@@ -8,6 +8,7 @@ import torch
 from babylon.game.market.scenario import STARTER, make_scenario
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
+from benchmarks.curriculum.population import members
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, table
 from benchmarks.curriculum.stability import course
 
@@ -83,3 +84,17 @@ def test_a_run_has_lost_what_it_learned_if_it_ends_far_below_its_best_or_malform
     assert course(hours(*risen, *[100.0] * 10)).lost
     assert course(hours(20.0, *[-50.0] * 20)).lost
     assert course(hours(*risen, malformed=0.2)).lost
+
+
+def test_a_population_evolves_from_the_gains_of_its_hours() -> None:
+    rates, gains = (5e-4, 1e-4, 2e-3), [(0.0, 9.0, 1.0), (4.0, 3.0, 1.0), (9.0, 0.0, 0.0)]
+    founders = members(rates, gains[:1], 0)
+    assert [one.genes["learning_rate"] for one in founders] == [*rates]
+    children = members(rates, gains[:2], 0)
+    assert children[0].genes == founders[1].genes  # the best of both hours together
+    assert [(one.generation, one.origin) for one in children] == [
+        (1, "elite"),
+        (1, "mutant"),
+        (1, "mutant"),
+    ]
+    assert members(rates, gains, 0) == children != members(rates, gains[:2], 1)
