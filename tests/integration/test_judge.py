@@ -37,7 +37,7 @@ from babylon.store.judge_validity import (
 from babylon.store.judgments import Purchase, StoredJudgments
 from babylon.store.rejections import window_rejections
 from babylon.store.scores import list_scores
-from babylon.store.windows import get_window
+from babylon.store.windows import get_window, set_state
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.integration.game import WINDOW, claim, insert_real_window
 
@@ -496,7 +496,8 @@ async def test_a_judge_trains_when_other_windows_have_proved_it(store, settings,
 
 async def test_scored_windows_teach_a_judge_of_ones_own(store, settings, thinned, tmp_path):
     async with judge_for(settings, noise=0.1) as (_, asked):
-        await score_window(store, asked, thinned)
+        scored = await score_window(store, asked, thinned)
+    await set_state(store, thinned.claim, WindowState.SCORED, scored=scored)
     (window,), served = await outcome_windows(store, asked.home, print)
     assert window.window_id == WINDOW.id and len(window.judged) == thinned.artifact.rows
     assert {name: set(own) for name, own in served.items()} == {"loopback, ruler": {WINDOW.id}}

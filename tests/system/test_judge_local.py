@@ -18,7 +18,7 @@ CONTEXT = 2048
 RUBRIC = Rubric(name="tiny", text="Profit.")
 CONFIG = JudgeConfig(list_size=1, rubric=RUBRIC, context_tokens=CONTEXT, passes=1)
 GROUP = [judged("good", 90.0, [step(0, said="b")]), judged("bad", -90.0, [step(0, said="s")])]
-ANSWERS = ['{"score":0.9}', '{"score":0.1}']
+ANSWERS = ['{"explanation":"","score":0.9}', '{"explanation":"","score":0.1}']
 
 
 async def judged_by(path, tmp_path):
@@ -44,7 +44,7 @@ def taught(directory):
             weight.mul_(0.2 if weight.dim() > 1 else 1.0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     learnt = len(ANSWERS[0]) + 1  # and the end of the answer; after it comes a line break
-    for _ in range(150):
+    for _ in range(300):
         logits = model(input_ids=ids, logits_to_keep=learnt + 2).logits[:, :-2]
         wanted = ids[:, -learnt - 1 : -1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())

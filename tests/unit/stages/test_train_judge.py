@@ -86,9 +86,9 @@ def test_a_judge_is_compared_with_the_heuristic_and_a_random_one():
 
 
 def test_sft_and_grpo_write_the_checkpoint_with_the_best_reward(tmp_path, monkeypatch):
-    """A model that cannot judge yet: its reward here is the share of the letter e."""
+    """A model that cannot judge yet: its reward here is the number of letters that it uses."""
     monkeypatch.setattr(
-        "babylon.stages.train_judge.reward", lambda lesson, text: text.count("e") / 64
+        "babylon.stages.train_judge.reward", lambda lesson, text: len(set(text)) / 64
     )
     base, target = tmp_path / "base", tmp_path / "judge"
     tiny_model(0, max_position_embeddings=4096).save_pretrained(base)
