@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from babylon.core.errors import ConfigError, ModelError
@@ -34,7 +35,8 @@ RUN, STATE, ELITE, POLICY = "run.json", "state.pt", "elite.pt", "policy"
 TICKS = 7680  # of all validation worlds together
 EXPLORATION = 0.6  # factor a generation of DQN's share of random actions
 LEAST = 0.05  # that share at least
-MUTATIONS = {"no_mutation": 0.4, "architecture": 0.2, "rl_hp": 0.4}
+MUTATIONS = {"no_mutation": 0.4, "rl_hp": 0.4}
+ARCHITECTURE = 0.2
 INSTALL = "install babylon-rl[agilerl] into an environment of its own, and run this command there"
 
 
@@ -102,12 +104,14 @@ def train_baseline(
         # Seeded here and not once: what was drawn before a kill must not matter to a resumed run.
         _seed(run.seed, generation)
         if generation and run.population > 1:
-            state.members = _evolved(state.members, run)
+            state.members = _evolved(state.members, algorithm, run)
         _train(state, algorithm, run, generation)
         for row in _rated(state, algorithm, worlds, generation):
             if report:
                 report(row)
         _save(directory, state)
+        # Go on as a resumed run would: agilerl's agents hold more than their checkpoints keep.
+        state = _load(directory, algorithm)
     export_elite(directory, directory / POLICY)
     return state.history
 
@@ -243,17 +247,24 @@ def _rated(
     return rows
 
 
-def _evolved(members: list[Any], run: BaselineRun) -> list[Any]:
+def _evolved(members: list[Any], algorithm: Algorithm, run: BaselineRun) -> list[Any]:
     """Return the next generation: the best member as it is, and mutants of tournaments' winners."""
     from agilerl.hpo.mutation import Mutations
     from agilerl.hpo.tournament import TournamentSelection
     from agilerl.utils.utils import run_selection_and_mutation
 
+    # Each network draws its new layers and nodes from a generator of its own, which is not saved.
+    for agent in members:
+        for group in agent.evolvable_attributes(networks_only=True).values():
+            for network in group.values() if hasattr(group, "values") else [group]:
+                network.rng = np.random.default_rng(random.randrange(2**31))
     found: list[Any] = run_selection_and_mutation(
         TournamentSelection(2, True, run.population),
         members,
         Mutations(
             **MUTATIONS,
+            # agilerl 2.58 fails to grow a critic of several traders along with their actors.
+            architecture=0.0 if algorithm.view == "market" else ARCHITECTURE,
             new_layer_prob=0.2,
             parameters=0.0,  # needs gradients that the trainer captures only if it mutates itself
             activation=0.0,
