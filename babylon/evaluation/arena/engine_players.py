@@ -4,10 +4,9 @@ Gateways load a policy that is proposed, and answer calls that name its version.
 plays with the weights, the precision and the sampler with which agents meet it. Only where no
 gateway runs, and for players that are not registered, checkpoints are loaded into this process.
 
-Each reply has the seed that it has in process. The embedded engine draws the same tokens for it,
-whatever is in the batch. vLLM gives each seeded request a generator of its own, so equal logits
-and equal seeds give equal tokens; but its logits are rounded differently in another batch, and a
-reply may change where two tokens are about equally likely.
+Each reply has the seed that it has in process, and the embedded engine and vLLM give each seeded
+request a generator of its own, so equal logits give equal tokens. In another batch logits are
+rounded differently, so now and then a draw yields another token, and the reply goes on from there.
 """
 
 import asyncio

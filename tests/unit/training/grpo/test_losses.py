@@ -305,7 +305,7 @@ def test_every_bound_changes_what_it_says() -> None:
     for name, (value, loss, given) in cases.items():
         changed = replace(LossBounds(), **{name: value})
         assert loss_of(loss, given, changed)[1] != loss_of(loss, given)[1], name
-    assert {*cases, "kl_clamp", "dr_grpo_length"} == set(LossBounds.__slots__)
+    assert {*cases, "kl_clamp", "dr_grpo_length", "teacher_clamp"} == set(LossBounds.__slots__)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_no_truth_and_no_reason_reaches_the_student(
 ) -> None:
     """Every forward pass is read: words are in the teacher's, which has no gradient, alone."""
     passes: list[tuple[bool, str]] = []
-    load = updates.load_trainable
+    load = updates.load_share
 
     def watched(*given: Any, **named: Any) -> Any:
         trainable = load(*given, **named)
@@ -198,7 +198,7 @@ def test_no_truth_and_no_reason_reaches_the_student(
         decoder.register_forward_pre_hook(note, with_kwargs=True)
         return trainable
 
-    monkeypatch.setattr(updates, "load_trainable", watched)
+    monkeypatch.setattr(updates, "load_share", watched)
     learn(parent, tmp_path / "v1", "sdpo")
     secrets = (REASON, TRUTH, "31.25", "In hindsight")
     taught = [text for trains, text in passes if not trains]
