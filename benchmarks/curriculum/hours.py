@@ -259,7 +259,7 @@ def reader(
                     sampler.policy.context,
                 )
                 read = msgspec.structs.replace(
-                    call, prompt_token_ids=told, completion_token_ids=answer
+                    call, prompt_token_ids=told, completion_token_ids=answer, logprobs=None
                 )
                 lessons.append(msgspec.structs.replace(row, calls=(read, call)))
     Random(seed).shuffle(lessons)
