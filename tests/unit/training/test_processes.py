@@ -222,6 +222,7 @@ def test_machines_that_share_an_object_store_share_an_update(parent: Path, tmp_p
     own = first.models / "parent"
     shutil.copytree(parent, own)
     publish(first, own)
+    (first.checkpoints / "made.progress").mkdir(parents=True)
     given = replace(job(own, first.checkpoints / "made", "full"), home=first)
     alone = run_job(replace(job(parent, tmp_path / "alone", "full"), home=None), None)
     meeting = f"127.0.0.1:{free_port()}"
