@@ -154,14 +154,15 @@ async def stack(
     )
     async with open_store(settings) as store:
         digest = checkpoint_digest(str(base))
-        await ensure_base(store, uri=str(base), base_model="random", digest=digest)
+        await ensure_base(store, uri=str(base), base_model=str(base), digest=digest)
         if adapter:
             path = save_adapter(base, kind, place.directory / "v1")
             await store.pool.execute(
                 "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri,"
-                " base_model, digest) VALUES (1, 0, 'lora', $1, 'random', $2)",
+                " base_model, digest) VALUES (1, 0, 'lora', $1, $3, $2)",
                 str(path),
                 checkpoint_digest(str(path)),
+                str(base),
             )
         free_memory()
         async with serving(settings.serving, settings.home, settings.environment()):

@@ -296,4 +296,4 @@ async def test_an_unknown_policy_is_a_404_with_its_name(engine: EngineUnderTest,
 async def test_a_body_must_be_a_json_object(engine: EngineUnderTest, body: bytes) -> None:
     async with await engine.client.call("/v1/chat/completions", body, "policy-v0") as response:
         assert response.status == 400
-        assert (await response.json())["error"]["message"]
+        assert json.loads(response.begun + await response.read())["error"]["message"]

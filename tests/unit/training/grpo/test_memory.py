@@ -74,7 +74,7 @@ def test_shared_text_is_forwarded_once_while_its_activations_fit() -> None:
         forward.accumulate(tree, lambda _, values: values.logprobs.square().sum())
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
         passes.append(count[0])
-    assert passes[0] < passes[1] < passes[2]
+    assert passes[0] <= passes[1] < passes[2]
     assert all(relative_error(one, gradients[2]) < 1e-6 for one in gradients)
 
 
