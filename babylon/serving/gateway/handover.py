@@ -2,8 +2,8 @@
 
 A segment that waits for the database longer than ``LOOK_S`` is copied to the store. Every gateway
 whose own segments do not wait brings stored ones to its disk, where its ``Shipper`` takes them over
-like those of a process that ended. The gateway that ships a segment deletes the object. The owner may ship it
-too: each call is stored once. The segment that is still being written is not copied.
+like those of a process that ended. The gateway that ships a segment deletes the object. The owner
+may ship it too: each call is stored once. The segment that is still being written is not copied.
 """
 
 import asyncio
