@@ -19,7 +19,7 @@ from babylon.store import open_store
 
 
 async def run(settings: Settings) -> None:
-    """Serve until the process is told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     async with open_store(settings) as store:
         supervised = asyncio.create_task(exit_with_supervisor())
         # uvicorn raises the signal again after it stopped, which must not end the cleanup here.

@@ -66,7 +66,7 @@ def adapter_base(uri: str) -> str | None:
     try:
         base = json.loads(path.read_text())["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{path} cannot be read: {error or type(error).__name__}") from error
+        raise ModelError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
     if not isinstance(base, str) or not base:
         raise ModelError(f"{path} names no base model: {base!r}")
     if base.startswith("."):

@@ -24,6 +24,7 @@ from babylon.store.routes import CHANNEL
 ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
 _POLL_S = 0.05
 _AT_ONCE = 4  # calls
+_REST_S = 0.001  # between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +176,12 @@ async def wait_until_recorded(
 async def _lines(calls: Sequence[RecordedCall]) -> AsyncIterator[bytes]:
     """Yield COPY's text format, a few calls at a time: a gateway answers requests in between.
 
-    https://www.postgresql.org/docs/current/sql-copy.html
+    A request takes several turns of the event loop. Without a rest, each of them would wait for a
+    few calls. https://www.postgresql.org/docs/current/sql-copy.html
     """
     for start in range(0, len(calls), _AT_ONCE):
         yield b"".join(map(_line, calls[start : start + _AT_ONCE]))
-        await asyncio.sleep(0)
+        await asyncio.sleep(_REST_S)
 
 
 def _line(call: RecordedCall) -> bytes:

@@ -138,7 +138,7 @@ class ProgressFile:
         self._took = self._ended - started
 
     def _whole(self, record: RecordState) -> dict[str, Any]:
-        """What is saved. The first rank gets tensors that are divided among all of them."""
+        """Return the contents of the file. The first rank gets tensors that are divided."""
         tuned, optimizer = self._trainable.tuned, self._trainable.optimizer
         gather = partial(collected, first=self._ranks.rank == 0)
         parameters = list(tuned.values())

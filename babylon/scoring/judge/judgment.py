@@ -126,7 +126,7 @@ class JudgeConfig:
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judge that was trained here can read, as the file ``judge.json`` of its checkpoint."""
+    """The limits of a judge that was trained here, as the file ``judge.json`` of its checkpoint."""
 
     list_size: int
     context_tokens: int

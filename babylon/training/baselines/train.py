@@ -42,7 +42,7 @@ INSTALL = "install babylon-rl[agilerl] into an environment of its own, and run t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineRun:
-    """What is trained. ``steps`` a generation and member; None: the algorithm's own."""
+    """The training of a baseline. ``steps`` a generation and member; None: the algorithm's own."""
 
     algorithm: str
     rules: str = "starter"

@@ -138,7 +138,7 @@ class TreeForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a pass over a portion found.
+    """The result of a pass over a portion.
 
     ``place`` ``[M]`` of the chosen terms, their logprobs and entropies ``values`` ``[2, M]``, and
     the portion's part of the routers' loss.
