@@ -65,8 +65,9 @@ def prefect_ready(home: Home, prefect: PrefectSettings, *, json: bool) -> Iterat
     except UNREACHABLE as error:
         if isinstance(error, OSError) and (error.filename or is_storage(error)):
             raise
+        said = f"{type(error).__name__}: {error}".rstrip(": ")  # a timeout has no text
         raise DatabaseError(
-            f"the connection to the database failed with {type(error).__name__}: {error};"
+            f"the connection to the database failed with {said};"
             " check it with `babylon db status` and run this again"
         ) from error
     except RuntimeError as error:
