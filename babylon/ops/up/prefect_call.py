@@ -36,7 +36,8 @@ async def call(
             else "start that server, or correct PREFECT_API_URL"
         )
         raise ServingError(
-            f"Prefect does not answer {method} {url} ({str(error) or type(error).__name__}): {again}"
+            f"Prefect does not answer {method} {url} ({str(error) or type(error).__name__}):"
+            f" {again}"
         ) from error
 
 
