@@ -52,7 +52,8 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         vocab_size=2048,
         hidden_size=64,
         heads=2,
-        steps=250,
+        steps=1200,
+        batch_size=8,
         tokenizer_chats=1000,
     ),
 }
