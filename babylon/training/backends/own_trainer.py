@@ -30,9 +30,7 @@ def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
     if training.recall_chats is None:
         return update
     parent, chats = str(work.parent.uri), training.recall_chats
-    return replace(
-        update, recall=remembered(parent, work.target, chats, training.max_tokens)
-    )
+    return replace(update, recall=remembered(parent, work.target, chats, training.max_tokens))
 
 
 def _run(work: TrainInput, base: SharedBase | None) -> Update:
