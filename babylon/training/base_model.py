@@ -52,8 +52,7 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         vocab_size=2048,
         hidden_size=64,
         heads=2,
-        steps=1200,
-        batch_size=8,
+        steps=250,
         tokenizer_chats=1000,
     ),
 }

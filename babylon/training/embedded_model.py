@@ -53,17 +53,6 @@ def _tokenizer_texts(recipe: "EmbeddedModelRecipe") -> Iterator[str]:
         yield from (f"{message['role']}\n{message['content']}" for message in chat)
 
 
-def lessons(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
-    """Yield the prompts of all steps: for the first half those of ``L1`` alone, then all.
-
-    Those of ``L1`` are the shortest and have two markets. There the model learns to find the last
-    headline and what it means. In prompts of the full hour alone it does not, in as many steps.
-    """
-    short = varied_choices(f"short:{recipe.seed}", [LEVELS["L1"].rules(0)], REPLIES)
-    yield from itertools.islice(short, recipe.steps // 2 * recipe.batch_size)
-    yield from _long_prompts(recipe)
-
-
 def _long_prompts(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
     """Yield prompts of all levels that have the long prompt, with replies to imitate."""
     worlds = [HOUR, LEVELS["L1"].rules(0), HOUR, LEVELS["L2"].rules(0)]
@@ -138,7 +127,7 @@ def _of_choices(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
 ) -> Iterator[float]:
     """Do the same for long prompts with several replies each, by the trainer's prefix tree."""
-    prompts, forward = lessons(recipe), PolicyForward(model)
+    prompts, forward = _long_prompts(recipe), PolicyForward(model)
     while True:
         calls = [
             CallTokens(

@@ -27,15 +27,7 @@ HOUR_MIXTURE = {
     "contrarian": 0.1,
     "hold": 0.1,
 }
-# A tiny model learns what headlines mean only where most of its teachers follow them.
-TEACHERS = {
-    "news": 0.5,
-    "random": 0.15,
-    "maker": 0.1,
-    "momentum": 0.1,
-    "contrarian": 0.05,
-    "hold": 0.1,
-}
+
 
 Chat = list[dict[str, str]]
 
@@ -62,8 +54,8 @@ class Choices:
     replies: tuple[str, ...]
 
 
-def varied_choices(seed: int | str, worlds: Sequence[Rules], replies: int) -> Iterator[Choices]:
-    """Yield prompts without end, each with ``replies`` replies that ``TEACHERS`` give.
+def varied_choices(seed: int, worlds: Sequence[Rules], replies: int) -> Iterator[Choices]:
+    """Yield prompts without end, each with ``replies`` replies that agents of the mixture give.
 
     ``TABLES`` games are played at once, in turn, so that neighbours are of other games. They play
     ``worlds`` in turn, and begin at different ticks.
@@ -82,12 +74,12 @@ def _choices(seed: str, rules: Rules, replies: int) -> Iterator[Choices]:
     for number in range(1_000_000_000):
         game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
         _, agent = draw_agent(random, rules)
-        player = f"agent-{random.randrange(64)}"
+        name = f"agent-{random.randrange(64)}"
         while not game.over:
-            drawn = random.choices([*TEACHERS], [*TEACHERS.values()], k=replies)
-            others = [_plain(SCRIPTED_AGENTS[name](game, random)) for name in drawn]
+            drawn = [draw_agent(random, rules)[1] for _ in range(replies)]
+            others = [_plain(other(game, random)) for other in drawn]
             yield Choices(
-                render_observation(game, player), tuple(render_decision(other) for other in others)
+                render_observation(game, name), tuple(render_decision(other) for other in others)
             )
             game.act(agent(game, random))
 

@@ -1,7 +1,6 @@
 import asyncio
 import dataclasses
 import threading
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from babylon.training.base_model import (
     resolve_base,
     resolve_base_in_a_thread,
 )
-from babylon.training.embedded_model import lessons
 
 QUICK = EmbeddedModelRecipe(seed=3, steps=2, tokenizer_chats=200)
 
@@ -90,13 +88,6 @@ def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
     for name, game in {"embedded:chess": "chess", "embedded": ""}.items():
         with pytest.raises(ModelError, match=f"no game '{game}': choose embedded:starter or"):
             resolve_base(name, tmp_path, 0)
-
-
-def test_the_first_half_of_the_lessons_of_the_hour_is_the_shortest_level() -> None:
-    recipe = dataclasses.replace(RECIPES["hour"](3), steps=8, batch_size=32)
-    found = [one.prompt[0]["content"] for one in islice(lessons(recipe), 8 * 32)]
-    assert len({*found[: 4 * 32]}) == 1 and "at most $75" in found[0]
-    assert len({*found[4 * 32 :]}) == 3
 
 
 async def test_a_cancelled_call_stops_making_the_model(

@@ -20,10 +20,5 @@ def test_prompts_are_of_other_games_in_turn_and_all_their_replies_are_well_forme
     orders = [one for one in decisions if isinstance(one, Order)]
     assert {one.kind for one in orders} == {*OrderKind}
     assert len({one.amount for one in orders}) < 40 < len({one.market for one in orders}) * 4
-    most = [rules.max_order for rules in WORLDS]  # teachers keep to the rules of their world
-    for number, one in enumerate(found):
-        for order in map(parse_decision, one.replies):
-            if isinstance(order, Order) and order.kind in (OrderKind.BUY_YES, OrderKind.BUY_NO):
-                assert order.amount <= most[number % TABLES % len(WORLDS)]
     assert [*islice(varied_choices(0, WORLDS, 4), 3)] == found[:3]
     assert next(varied_choices(1, WORLDS, 4)) != found[0]
