@@ -271,9 +271,9 @@ class TrainingSettings(Group):
     max_missing_logprobs: float = _env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)
     """Share of calls without logged logprobs above which a window is not trained."""
     max_staleness: int = _env(1, "MAX_STALENESS", ge=0, le=2)
-    """Number of updates that a call's policy may lie behind. No importance weight corrects for more
-    than two.
-    """
+    """Number of updates that a call's policy may lie behind; nothing corrects for more than two."""
+    recall_chats: Path | None = _env(None, "RECALL_CHATS")
+    """File of chats that a policy must not forget, in any format of `db import`; docs/arena.md."""
 
     @model_validator(mode="after")
     def _the_loss_takes_the_call_weight(self) -> Self:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 MAX_LOGPROB_MISMATCH = 0.1  # nats a token
 MIN_ESS = 0.3  # share of the tokens
+MAX_FORGOTTEN = 0.1  # nats a token of the chats of RECALL_CHATS
 MANY_MASKED = 0.2  # share of the tokens
 MUCH_LOST = 0.1  # share of the forwarded tokens
 
@@ -25,6 +26,7 @@ KEY_FIGURES = {
     "masked_fraction": "share of the tokens",
     "entropy": "nats a token",
     "grad_norm": "before clipping",
+    "recall": "nats a token of the chats that must not be forgotten",
     "update_norm": "change of the tuned weights, relative to their norm",
     "pairs": "pairs of replies that were compared",
     "margin_after": "nats by which better replies gained on worse ones",
@@ -53,6 +55,13 @@ def ruled_out(metrics: Mapping[str, object]) -> str | None:
             f"effective sample size {figure(ess)} of the tokens, needed is {MIN_ESS:g}: the window"
             " was played by policies too far from the parent; lower MAX_STALENESS, or train windows"
             " sooner after they are played"
+        )
+    recall, best = figures.get("recall", 0.0), figures.get("recall_best", 0.0)
+    if recall is None or best is None or recall > best + MAX_FORGOTTEN:
+        return (
+            f"forgotten: the chats of RECALL_CHATS cost {figure(recall)} nats a token, the best"
+            f" policy of the line {figure(best)}; allowed is {MAX_FORGOTTEN:g} more. Train with"
+            " KL_PENALTY, or a lower LEARNING_RATE"
         )
     return None
 

@@ -6,11 +6,14 @@ This module does not import torch, so that stages and trainers can import it at 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from babylon.core.types import Metrics, Scored
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.preferences.preference_report import Learnt, PreferenceReport
+
+if TYPE_CHECKING:
+    from babylon.training.recall import Recall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +56,14 @@ class Update:
     """A trained window. ``trajectory_ids`` are the trajectories that moved the policy.
 
     ``report`` is of the first phase. ``preferences`` is of a second one (``OBJECTIVE=grpo+dpo``).
+    ``recall``: with ``RECALL_CHATS``.
     """
 
     report: TrainReport | ArtReport | PreferenceReport
     excluded: Excluded
     trajectory_ids: tuple[str, ...]
     preferences: PreferenceReport | None = None
+    recall: "Recall | None" = None
 
 
 def update_of(learnt: Learnt, excluded: Excluded) -> Update:
@@ -85,6 +90,8 @@ def update_metrics(update: Update, scored: Scored) -> Metrics:
         "kl_divergence": update.report.kl_after,
         "avg_reward": scored.avg_reward,
     }
+    if update.recall is not None:
+        metrics |= {"recall": update.recall.nats, "recall_best": update.recall.best}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in metrics.items()

@@ -11,7 +11,7 @@ import numpy as np
 from babylon.core.errors import ArenaError
 from babylon.core.types import Ruling
 from babylon.evaluation.arena.betting import CERTAIN, Differences, can_reach, log_wealth, sequence
-from babylon.evaluation.arena.confidence import Interval
+from babylon.evaluation.arena.confidence import Interval, paired_difference
 from babylon.evaluation.tasks.evaluator import Endpoint, Evaluator, PlayScore
 
 BATCH = 64  # worlds between two looks
@@ -114,33 +114,49 @@ def _ruled(
 ) -> tuple[Ruling, str] | None:
     """Return (ruling, reason) on the play so far; None while undecided."""
     shown = f"{evaluator.unit}: difference {told(sequence(differences, budget))}"
-    # Harms come first: no gain in the score makes up for them.
-    if reason := _harm(evaluator.guardrails, before, after):
+    if reason := _harm(evaluator.guardrails, before, after, surely=True):
         return "reject", reason
-    if log_wealth(differences, budget)[-1] >= CERTAIN:
+    gain = log_wealth(differences, budget)[-1] >= CERTAIN
+    doubt = _harm(evaluator.guardrails, before, after, surely=False)
+    if gain and doubt is None:
         return "promote", f"{shown} is a gain"
     if log_wealth(differences.reversed, budget)[-1] >= CERTAIN:
         return "reject", f"{shown} is a loss"
-    if can_reach(differences, budget):
+    if len(before) < budget and (gain or can_reach(differences, budget)):
         return None
+    if gain and doubt is not None:  # no gain in the score makes up for a harm
+        return "reject", doubt
     return "insufficient", f"insufficient evidence: {shown} after {len(before)} of {budget} worlds"
 
 
 def _harm(
-    limits: Mapping[str, float], before: Sequence[PlayScore], after: Sequence[PlayScore]
+    limits: Mapping[str, float],
+    before: Sequence[PlayScore],
+    after: Sequence[PlayScore],
+    *,
+    surely: bool,
 ) -> str | None:
+    """Return the harm that rose beyond its limit.
+
+    ``surely``: its 95 % interval for one look lies beyond the limit. The mean of few plays alone
+    would condemn a policy that does no harm.
+    """
     harms = {"malformed plays": MAX_EXTRA_MALFORMED, **limits}
     for name, limit in harms.items():
-        old, new = (_mean(scores, name) for scores in (before, after))
-        if not new <= old + limit:  # also if it is no number
-            return f"{name} rose from {old:.3g} to {new:.3g}; the limit is {limit:g} more"
+        old, new = (_harms(scores, name) for scores in (before, after))
+        rise = paired_difference(old, new)
+        if not (rise.low if surely else rise.mean) <= limit:  # also if it is no number
+            return (
+                f"{name} rose from {np.mean(old):.3g} to {np.mean(new):.3g};"
+                f" the limit is {limit:g} more"
+            )
     return None
 
 
-def _mean(scores: Sequence[PlayScore], harm: str) -> float:
+def _harms(scores: Sequence[PlayScore], harm: str) -> list[float]:
     if harm == "malformed plays":
-        return float(np.mean([score.malformed for score in scores]))
-    return float(np.mean([score.guardrails.get(harm, 0.0) for score in scores]))
+        return [float(score.malformed) for score in scores]
+    return [score.guardrails.get(harm, 0.0) for score in scores]
 
 
 def told(interval: Interval) -> str:

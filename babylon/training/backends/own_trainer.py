@@ -1,6 +1,7 @@
 """One GRPO update by the project's own trainer, in this process or in several."""
 
 import asyncio
+from dataclasses import replace
 
 import torch
 
@@ -11,6 +12,7 @@ from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import run_in_processes
 from babylon.training.processes.nodes import Nodes
+from babylon.training.recall import remembered
 from babylon.training.trainable import SharedBase
 from babylon.training.update import update_checkpoint
 from babylon.training.update_options import preference_config, trainer_config, tuning_options
@@ -24,6 +26,14 @@ async def update_torch(work: TrainInput) -> Update:
 
 def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
     """Run an update, on ``base`` if it is given and one process is enough. Blocking."""
+    update, training = _run(work, base), work.settings.training
+    if training.recall_chats is None:
+        return update
+    parent, chats = str(work.parent.uri), training.recall_chats
+    return replace(update, recall=remembered(parent, work.target, chats, training.max_tokens))
+
+
+def _run(work: TrainInput, base: SharedBase | None) -> Update:
     training = work.settings.training
     processes = training.processes or torch.cuda.device_count()
     if processes > 1 or training.nodes > 1:

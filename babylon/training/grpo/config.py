@@ -40,7 +40,7 @@ class TrainerConfig:
     credit: Credit = "decision"
     discount: float = 0.0  # of later steps' rewards, with credit "decision"
     call_weight: CallWeight = "trajectory"
-    kl_penalty: float = 0.0  # weight of w * r * k3(theta || reference)
+    kl_penalty: float = 0.0  # weight of the divergence from the reference
     anchor_rate: float = 0.1  # of the reference's way to the policy, after each update
     entropy_floor: float = 0.0  # nats a token; calls below it are made more varied
     router_loss: float = 0.0  # weight of the loss that keeps a mixture's experts equally busy

@@ -22,8 +22,8 @@ class LossBounds:
     band_high: float = 5.0
     negative_call_drift: float = 0.05  # nats a token
     impossible_ratio: float = 1e-4
-    kl_clamp: float = 10.0
-    teacher_clamp: float = 5.0  # nats: one token must not outweigh its call
+    kl_clamp: float = 10.0  # nats: one token must not outweigh its call
+    teacher_clamp: float = 5.0  # nats
     cispo_max: float = 5.0
     gspo_low: float = 1 - 3e-4  # GSPO, arXiv 2507.18071, section 5.1
     gspo_high: float = 1 + 4e-4

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.loss_inputs import LossBounds, LossInputs, LossTerms
-from babylon.training.grpo.losses import MAX_LOG_RATIO, importance, mean, ratio
+from babylon.training.grpo.losses import importance, mean, ratio
 
 
 def penalised(
@@ -34,28 +34,33 @@ def penalised(
 
 
 def kl_anchor(inputs: LossInputs, bounds: LossBounds) -> Tensor:
-    """``w * r * k3(theta || reference)`` ``[C, T]``, 0 beyond the mask.
+    """``distance`` from the reference, ``[C, T]``: the gradient of the KL divergence to it.
 
-    The ratio to the behaviour policy, here ``w * r``, makes its gradient the gradient of the KL
-    divergence (arXiv 2512.02556, eq. 7).
+    That of ``w * r * k3(theta || reference)`` (arXiv 2512.02556, eq. 7), and bounded. A clamp on k3
+    itself would turn the gradient around where theta has fallen 2.6 nats below the reference.
     """
     if inputs.reference is None:
         raise ValueError("a KL penalty needs the logprobs of a reference policy, got none")
-    weight = importance(inputs, bounds) * ratio(inputs)
-    delta = (inputs.reference - inputs.theta).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    k3 = (torch.exp(delta) - delta - 1.0).clamp(max=bounds.kl_clamp)
-    return torch.where(inputs.mask, weight * k3, 0.0)
+    return distance(inputs, inputs.reference, bounds.kl_clamp, bounds)
 
 
 def teacher_distance(inputs: LossInputs, teacher: Tensor, bounds: LossBounds) -> Tensor:
-    """``w * r * sg[log pi_theta - log teacher]`` ``[C, T]``, 0 where the teacher has no words.
+    """``distance`` from the teacher, ``[C, T]``, 0 where the teacher has no words.
 
-    The estimate of ``KL(theta || teacher)`` at the sampled token, whose gradient is that of SDPO
-    (arXiv 2601.20802, its token-level form) and of on-policy distillation: ``log teacher - log
-    pi_theta`` is the token's advantage. It vanishes where theta agrees with the teacher.
+    Its gradient is that of SDPO (arXiv 2601.20802, its token-level form) and of on-policy
+    distillation: ``log teacher - log pi_theta`` is the token's advantage.
     """
-    apart = (inputs.theta.detach() - teacher).clamp(-bounds.teacher_clamp, bounds.teacher_clamp)
-    known = inputs.mask & ~teacher.isnan()
+    return distance(inputs, teacher, bounds.teacher_clamp, bounds)
+
+
+def distance(inputs: LossInputs, other: Tensor, clamp: float, bounds: LossBounds) -> Tensor:
+    """``w * r * sg[log pi_theta - log other]`` ``[C, T]``, 0 beyond the mask and where NaN.
+
+    The estimate of ``KL(theta || other)`` at the sampled token, within ``clamp`` nats. It vanishes
+    where theta agrees with the other.
+    """
+    apart = (inputs.theta.detach() - other).clamp(-clamp, clamp)
+    known = inputs.mask & ~other.isnan()
     return torch.where(known, importance(inputs, bounds) * ratio(inputs) * apart.nan_to_num(), 0.0)
 
 

@@ -16,6 +16,8 @@ SOUND = {
     "unique_tokens": 1000,
     "lost_tokens": 100,
     "max_tokens": 512,
+    "recall": 2.1,
+    "recall_best": 2.0,
 }
 
 
@@ -34,6 +36,8 @@ def test_figures_at_their_bounds_are_sound() -> None:
             r"effective sample size 0\.2 of the tokens, needed is 0\.3: .*MAX_STALENESS",
         ),
         ({"ess": None}, "effective sample size –"),
+        ({"recall": 2.2, "recall_best": 2.0}, "forgotten: .* cost 2.2 nats a token, .*KL_PENALTY"),
+        ({"recall": None, "recall_best": 2.0}, "forgotten: .* cost – nats"),
     ],
 )
 def test_a_refusal_names_the_figure_and_the_remedy(off: dict[str, float | None], said: str) -> None:

@@ -35,7 +35,8 @@ class Coin:
     async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
         chance, _, refunds = policy.model.partition("/")
         won = Random(world).random() < float(chance)
-        return PlayScore(value=float(won), guardrails={"refunds": float(refunds or 0)})
+        refunded = Random(f"refunds {world}").random() < float(refunds or 0)
+        return PlayScore(value=float(won), guardrails={"refunds": float(refunded)})
 
 
 def named(model: str) -> Endpoint:
@@ -48,7 +49,9 @@ def named(model: str) -> Endpoint:
         ("0.7", "promote", "is a gain"),
         ("0.3", "reject", "is a loss"),
         ("0.5", "insufficient", "insufficient evidence: wins: difference +0 ["),
-        ("0.9/0.2", "reject", "refunds rose from 0 to 0.2; the limit is 0.05 more"),
+        ("0.9/0.2", "reject", "refunds rose from 0 to 0."),
+        ("0.9/0.11", "reject", "; the limit is 0.05 more"),  # it only seems so, to the last world
+        ("0.9/0.03", "promote", "is a gain"),
     ],
 )
 async def test_a_task_promotes_gains_and_no_harms(
@@ -186,5 +189,15 @@ async def test_recorded_prompts_are_answered_anew_and_judged_beside_the_recorded
 
 def test_a_harm_that_is_no_number_is_a_harm() -> None:
     fair, odd = (PlayScore(value=1.0, guardrails={"refunds": share}) for share in (0.0, math.nan))
-    assert task_match._harm({"refunds": 0.05}, [fair], [fair]) is None
-    assert "refunds" in (task_match._harm({"refunds": 0.05}, [fair], [odd]) or "")
+    limits = {"refunds": 0.05}
+    for surely in (True, False):
+        assert task_match._harm(limits, [fair] * 2, [fair] * 2, surely=surely) is None
+        assert "refunds" in (task_match._harm(limits, [fair] * 2, [odd] * 2, surely=surely) or "")
+
+
+def test_a_harm_is_no_reason_to_reject_until_it_is_sure() -> None:
+    fair, harmful = (PlayScore(value=1.0, malformed=bad) for bad in (False, True))
+    before, after = [fair] * 64, [fair] * 61 + [harmful] * 3
+    assert task_match._harm({}, before, after, surely=True) is None
+    assert "malformed" in (task_match._harm({}, before, after, surely=False) or "")
+    assert "malformed" in (task_match._harm({}, before * 16, after * 16, surely=True) or "")

@@ -1,0 +1,72 @@
+"""Recall: how well a policy still writes chats that it must not forget.
+
+``RECALL_CHATS`` names a file of chats, for example answers of other tasks that the fleet's reward
+does not see. A policy's recall is the mean negative log-likelihood of their replies, in nats a
+token; less is better. Every update is measured, and compared with the best of its line, which is
+handed from checkpoint to checkpoint. Small losses therefore do not add up over months. Chats are
+never trained on, so a policy cannot learn them by heart.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from babylon.core.errors import ConfigError
+from babylon.formats.import_files import guess_format, read_traces
+from babylon.formats.trace_rows import training_rows_of
+from babylon.policies.load import load_policy
+from babylon.training.call_tokens import scored_trajectories
+from babylon.training.grpo.forward import FittingForward
+from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.likelihood import free_memory
+
+RECALL_FILE = "recall.json"  # in a checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Nats a token of an update's policy, and the fewest of its line. ``chats``: their digest."""
+
+    nats: float
+    best: float
+    chats: str
+
+
+def remembered(parent: str, target: Path, chats: Path, max_tokens: int | None) -> Recall:
+    """Measure the new checkpoint ``target``, and write the best of the line into it. Blocking.
+
+    A parent without a figure of these chats is measured too.
+
+    Raises:
+        ConfigError: the file has no reply that fits into the model's context.
+        ImportFileError: the file cannot be read.
+        OutOfMemoryError: the forward pass does not fit.
+    """
+    digest = blake2b(chats.read_bytes(), digest_size=8).hexdigest()
+    known = Path(parent) / RECALL_FILE
+    before = msgspec.json.decode(known.read_bytes(), type=Recall) if known.exists() else None
+    if before is None or before.chats != digest:
+        nats = nats_of(parent, chats, max_tokens)
+        before = Recall(nats=nats, best=nats, chats=digest)
+    nats = nats_of(str(target), chats, max_tokens)
+    recall = Recall(nats=nats, best=min(nats, before.best), chats=digest)
+    (target / RECALL_FILE).write_bytes(msgspec.json.encode(recall))
+    return recall
+
+
+def nats_of(policy: str, chats: Path, max_tokens: int | None) -> float:
+    """Return the mean over all tokens of the replies, nats a token."""
+    rows = training_rows_of(read_traces(chats, guess_format(chats)))
+    model, tokenizer = load_policy(policy, frozen=True)
+    context = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+    owners, _ = scored_trajectories(tokenizer, rows, context, model.config.vocab_size)
+    if not (calls := [call for one in owners for call in one.calls]):
+        raise ConfigError(f"RECALL_CHATS={chats}: none of the {len(rows)} chats has a reply")
+    tree = compile_tree(calls)
+    values = FittingForward(model, max_tokens).run(lambda pass_: pass_.logprobs(tree).logprobs)
+    nats = -float(values.double().mean())
+    del model
+    free_memory()
+    return nats

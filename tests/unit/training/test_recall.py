@@ -1,0 +1,81 @@
+"""What a policy still knows of chats that it must not forget."""
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from babylon.core.errors import ConfigError
+from babylon.core.settings_loading import load_settings
+from babylon.core.trajectories import Call, TrainingRow
+from babylon.core.types import Claim
+from babylon.store import Store
+from babylon.store.policies import Policy
+from babylon.training.backends.own_trainer import run_work
+from babylon.training.backends.train_input import TrainInput
+from babylon.training.recall import nats_of, remembered
+from babylon.training.sft import fine_tune
+from tests.tiny_policy import save_tiny_policy
+from tests.unit.training.test_sft import ASK, write_chats
+
+
+def row(agent: str, reply: str, score: float = 0.0) -> TrainingRow:
+    call = Call(step=0, messages=(ASK,), response=reply)
+    return TrainingRow(
+        trajectory_id=agent, agent_id=agent, scenario_id="s", score=score, calls=(call,)
+    )
+
+
+def test_the_best_of_the_line_is_handed_on(tmp_path: Path) -> None:
+    """A child that forgets is compared with its grandparent, not with what its parent forgot."""
+    blank, parent = save_tiny_policy(tmp_path / "blank", seed=0), tmp_path / "base"
+    fine_tune(blank, [row("a", "HOLD")] * 32, parent, tuning="full", batch_size=1)
+    chats = write_chats(tmp_path / "chats.jsonl", "HOLD", count=2)
+    first = nats_of(str(parent), chats, None)
+    for generation in ("child", "grandchild"):
+        rows = [row("a", "SELL EVERYTHING")] * 8
+        fine_tune(parent, rows, child := tmp_path / generation, tuning="full", batch_size=1)
+        recall = remembered(str(parent), child, chats, None)
+        assert recall.best == pytest.approx(first)
+        assert recall.nats == pytest.approx(nats_of(str(child), chats, None))
+        parent = child
+    assert recall.nats > first + 0.1
+    fine_tune(parent, [row("a", "HOLD")] * 64, tmp_path / "back", tuning="full", batch_size=1)
+    back = remembered(str(parent), tmp_path / "back", chats, None)
+    assert back.best == min(back.nats, recall.best) and back.nats < recall.nats
+    other = write_chats(tmp_path / "other.jsonl", "SELL", count=2)
+    assert remembered(str(parent), tmp_path / "back", other, None).best != back.best
+
+
+def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    long = write_chats(tmp_path / "chats.jsonl", "x" * 600, count=1)  # the context is 512
+    with pytest.raises(ConfigError, match=r"RECALL_CHATS=.*none of the 1 chats has a reply"):
+        nats_of(str(base), long, None)
+
+
+def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    chats = write_chats(tmp_path / "chats.jsonl", count=2)
+
+    def update(recall_chats: Path | None) -> object:
+        training = {"tuning": "full", "iterations": 1, "recall_chats": recall_chats}
+        settings = load_settings(training=training)
+        work = TrainInput(
+            store=cast(Store, None),
+            settings=settings,
+            claim=Claim(window_id="2026-01-01T00:00", epoch=1, owner="test"),
+            parent=cast(Policy, type("Parent", (), {"uri": str(base)})),
+            rows=[row("a", "HOLD", 1.0), row("b", "SELL", 0.0)],
+            target=tmp_path / f"child-{recall_chats is None}",
+            progress_directory=tmp_path / "progress",
+            staleness={},
+            behaviours={},
+            optimizer=str(base),
+            progress=None,
+        )
+        return run_work(work).recall
+
+    assert update(None) is None
+    recall = update(chats)
+    assert recall is not None
