@@ -90,7 +90,7 @@ class Session(_Base):
             # uvloop refuses a write to a socket that just closed, which COPY does
             self.terminate()
             raise DatabaseError(
-                f"the connection to the database at {self.place} broke in the middle of a statement:"
+                f"the connection to the database at {self.place} broke during a statement:"
                 " try again"
             ) from error
         self._answers += 1

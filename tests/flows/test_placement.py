@@ -9,13 +9,15 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
 
-from babylon.core.errors import TrainingError
+from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import gpu_stage
 from babylon.flows.train_window import train_window
 from babylon.store import Store
 from babylon.store.windows import get_window
+from babylon.tasks.pool import job_variables
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"
@@ -48,6 +50,26 @@ async def test_without_a_worker_the_run_ends_in_an_error_that_names_pool_and_rem
     assert row is not None and row.state == WindowState.FAILED
     assert {run.state_name for run in await children()} == {"Cancelled"}
     assert workshop.trained == []
+
+
+async def test_a_run_on_the_pool_has_the_job_variables_of_the_setting(
+    played: Settings, store: Store, workshop: Workshop, idle_pool: None
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.windows (window_id, minutes, epoch) VALUES ($1, 60, 20)", WINDOW
+    )
+    before = {run.id for run in await children()}
+    chosen = {"stage_timeout_s": 2, "job_variables": '{"env": {"TRAIN_NODES": "2"}}'}
+    with pytest.raises(TrainingError):
+        await train_window(WINDOW, {"prefect": chosen}, placement="deployed")
+    (run,) = [run for run in await children() if run.id not in before]
+    assert run.job_variables == {"env": {"TRAIN_NODES": "2"}}
+
+
+def test_job_variables_that_are_no_json_name_the_setting() -> None:
+    settings = load_settings(prefect={"job_variables": "{gpus: 4}"})
+    with pytest.raises(ConfigError, match=r"GPU_JOB_VARIABLES=\{gpus: 4\} is no JSON object"):
+        job_variables(settings.prefect)
 
 
 async def test_a_cancelled_parent_cancels_the_run_on_the_pool(

@@ -44,7 +44,7 @@ def test_a_copy_to_a_socket_that_just_closed_is_an_error_of_the_database(
             with pytest.raises(UNREACHABLE) as caught:
                 await connection.copy_to_table("copied", source=source(), columns=columns)
             assert isinstance(caught.value, DatabaseError)
-            assert "broke in the middle of a statement" in str(caught.value)
+            assert "broke during a statement" in str(caught.value)
         assert await store.pool.fetchval("SELECT 1") == 1
 
     _on_the_gateways_loop(database_url, tmp_path, work)
