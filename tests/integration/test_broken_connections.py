@@ -1,4 +1,4 @@
-"""A connection that breaks in the middle of work: its error is one of those that loops retry after."""
+"""A connection that breaks in the middle of work: loops retry after its error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
