@@ -122,6 +122,14 @@ def main() -> None:
             runner.run(run(load_settings(), worker_from_options()))
     except BabylonError as error:
         sys.exit(f"gateway: {error}")
+    except BaseExceptionGroup as group:  # the gateway's loops were running
+        ours, others = group.split(BabylonError)
+        if ours is None or others:
+            raise
+        error = ours
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        sys.exit(f"gateway: {error}")
 
 
 if __name__ == "__main__":
