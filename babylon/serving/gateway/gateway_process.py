@@ -126,10 +126,10 @@ def main() -> None:
         ours, others = group.split(BabylonError)
         if ours is None or others:
             raise
-        error = ours
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        sys.exit(f"gateway: {error}")
+        first: BaseException = ours
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        sys.exit(f"gateway: {first}")
 
 
 if __name__ == "__main__":
