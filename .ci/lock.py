@@ -1,4 +1,8 @@
-"""Write requirements.lock: the tested versions, each with the hash of its file."""
+"""Write the locks: the tested versions, each with the hash of its file.
+
+``requirements.lock`` is what the project needs; ``deploy/images/*.lock`` is what its images have
+beside it.
+"""
 
 import json
 import subprocess
@@ -16,35 +20,55 @@ HEADER = """\
 #   pip install --no-deps --require-hashes --requirement requirements.lock
 #   pip install --no-deps babylon_rl-*.whl
 """
+IMAGES = ROOT / "deploy" / "images"
+# Prefect's Kubernetes worker comes into the project's environment, the tools of a build do not.
+EXTRAS = {
+    "kubernetes": ["prefect-kubernetes==0.8.0"],
+    "tools": ["build==1.3.0", "cyclonedx-bom==7.5.0", "setuptools", "wheel"],
+}
 
 
 def main() -> None:
+    project = chosen(".")
+    torch, _ = project.pop("torch")
+    header = HEADER.format(torch=torch.partition("+")[0])
+    write(ROOT / "requirements.lock", header, project)
+    for name, wanted in EXTRAS.items():
+        found = chosen(*wanted)
+        if name == "kubernetes":
+            found = {one: pinned for one, pinned in found.items() if one not in project}
+        write(IMAGES / f"{name}.lock", "# Written by `make lock`; do not edit.\n", found)
+
+
+def chosen(*wanted: str) -> dict[str, tuple[str, str]]:
+    """Version and hash of each package that pip would install."""
     with tempfile.NamedTemporaryFile() as report:
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
                 *("--dry-run", "--ignore-installed", "--report", report.name),
-                *("--constraint", "constraints.txt", "."),
+                *("--constraint", "constraints.txt", *wanted),
             ],
             cwd=ROOT,
             check=True,
         )
-        chosen = json.load(report)["install"]
-    hashes = {
+        installed = json.load(report)["install"]
+    return {
         package["metadata"]["name"].lower().replace("_", "-").replace(".", "-"): (
             package["metadata"]["version"],
             package["download_info"]["archive_info"]["hashes"]["sha256"],
         )
-        for package in chosen
+        for package in installed
         if "archive_info" in package["download_info"]  # the project itself is a directory
     }
-    torch, _ = hashes.pop("torch")
+
+
+def write(path: Path, header: str, packages: dict[str, tuple[str, str]]) -> None:
     lines = [
         f"{name}=={version} --hash=sha256:{digest}\n"
-        for name, (version, digest) in sorted(hashes.items())
+        for name, (version, digest) in sorted(packages.items())
     ]
-    header = HEADER.format(torch=torch.partition("+")[0])
-    (ROOT / "requirements.lock").write_text(header + "".join(lines))
+    path.write_text(header + "".join(lines))
 
 
 main()

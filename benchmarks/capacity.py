@@ -180,6 +180,21 @@ def plan(fleet: Fleet, costs: UnitCosts) -> list[Part]:
     return sorted(parts, key=lambda part: part.needed / part.bound, reverse=True)
 
 
+def first_to_break(fleet: Fleet, costs: UnitCosts) -> tuple[Part, int]:
+    """The part that the growing fleet overloads first, and the number of agents at which it does.
+
+    The search is by halves: the trained trajectories do not grow in proportion to the agents.
+    """
+    least, most = 0, 10**12
+    while most - least > 1:
+        agents = (least + most) // 2
+        if plan(replace(fleet, agents=agents), costs)[0].broken:
+            most = agents
+        else:
+            least = agents
+    return plan(replace(fleet, agents=most), costs)[0], most
+
+
 def table(parts: list[Part]) -> str:
     """The parts as Markdown."""
     lines = [
@@ -330,12 +345,10 @@ def main() -> int:
         return 0 if good and as_good else 1
     known = json.loads(options.costs.read_text()) if options.costs else {}
     fleet, costs = Fleet(agents=options.agents), replace(ASSUMED, **known)
-    parts = plan(fleet, costs)
-    print(table(parts))
-    first = parts[0]
-    verb = "breaks" if first.broken else "would break"
-    agents = math.floor(options.agents * first.bound / first.needed)
-    print(f"\n{first.name} {verb} first, at about {agents:,} agents: {first.then}.")
+    print(table(plan(fleet, costs)))
+    part, agents = first_to_break(fleet, costs)
+    verb = "breaks" if agents < options.agents else "would break"
+    print(f"\n{part.name} {verb} first, at about {agents:,} agents: {part.then}.")
     return 0
 
 

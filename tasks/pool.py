@@ -15,7 +15,7 @@ from prefect.states import Cancelling
 from pydantic import TypeAdapter
 
 import babylon.blocks.results  # noqa: F401 - Prefect finds the block that holds results by its class
-from babylon.core.errors import TrainingError
+from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.settings import PrefectSettings
 from babylon.core.types import Claim
 from babylon.ops.pages.stage_lines import stage_lines
@@ -64,10 +64,26 @@ async def _run(
         timeout=0,  # returns at once, because the run must be known to be cancelled
         idempotency_key=f"{flow_run.id}/{stage}/{attempt}/{flow_run.run_count or 1}",
         tags=[stage],
+        job_variables=job_variables(prefect),
     )
     announce(stage)
     log.info("%s: runs on work pool %s as flow run %s", stage, run.work_pool_name, run.id)
     return await _finished(stage, run, prefect.stage_timeout_s)
+
+
+def job_variables(prefect: PrefectSettings) -> dict[str, object]:
+    """The job variables that runs of GPU stages add to those of their deployment.
+
+    Raises:
+        ConfigError: the setting is not JSON.
+    """
+    try:
+        return TypeAdapter(dict[str, object]).validate_json(prefect.job_variables)
+    except ValueError as error:
+        raise ConfigError(
+            f"GPU_JOB_VARIABLES={prefect.job_variables} is no JSON object: correct it, as in"
+            " GPU_JOB_VARIABLES='{\"gpus\": 4}'"
+        ) from error
 
 
 def said(stage: str, kind: type[M], manifest: object) -> M:

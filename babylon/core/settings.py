@@ -505,13 +505,13 @@ class PrefectSettings(Group):
     api_key: SecretStr | None = _env(None, "PREFECT_API_KEY")
     """Key of Prefect Cloud."""
     auth: SecretStr | None = _env(None, "PREFECT_API_AUTH_STRING")
-    """`user:password` of Prefect's API. Unset: `babylon up` makes one for its own server, in
-    `prefect.key` in the home.
-    """
+    """`user:password` of Prefect's API. Unset: `babylon up` makes `prefect.key` in the home."""
     alerts: str | None = _env(None, "ALERT_BLOCK", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
     """Prefect's notification block that alerts go to: `slack-webhook/oncall`. Unset: nowhere."""
     stage_timeout_s: float = _env(3 * 3600.0, "STAGE_TIMEOUT_SECONDS", gt=0)
     """Seconds after which a stage is given up. The next run begins it again."""
+    job_variables: str = _env("{}", "GPU_JOB_VARIABLES", pattern=r"^\{.*\}$")
+    """Prefect's job variables of GPU stages: `{"gpus": 4, "env": {"TRAIN_NODES": "2"}}`."""
 
 
 class Settings(BaseModel):

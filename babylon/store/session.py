@@ -12,7 +12,7 @@ cancellation is not answered either is closed, so that nothing waits for it.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
@@ -27,8 +27,9 @@ from babylon.store.address import Address
 
 if TYPE_CHECKING:  # generic in asyncpg's stubs only
     _Base = asyncpg.Connection[asyncpg.Record]
+    _BasePool = asyncpg.Pool[asyncpg.Record]
 else:
-    _Base = asyncpg.Connection
+    _Base, _BasePool = asyncpg.Connection, asyncpg.Pool
 
 M = TypeVar("M", bound=Callable[..., Awaitable[Any]])
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -82,6 +83,15 @@ class Session(_Base):
             raise DatabaseError(
                 f"the database at {self.place} gave no answer in time: see its load, or raise the"
                 " limit in its URL (socket_timeout=SECONDS)"
+            ) from error
+        except RuntimeError as error:
+            if not self.is_closed():
+                raise
+            # uvloop refuses a write to a socket that just closed, which COPY does
+            self.terminate()
+            raise DatabaseError(
+                f"the connection to the database at {self.place} broke during a statement:"
+                " try again"
             ) from error
         self._answers += 1
 
@@ -224,6 +234,18 @@ async def first_session(address: Address) -> AsyncIterator[tuple[Session, Addres
         session.terminate()
 
 
+class _Pool(_BasePool):
+    """A pool whose users do not see that a connection broke after their work was done.
+
+    The pool has closed such a connection by itself. Its error would take the place of the body's
+    own one, and that of a cancellation: a loop that retries after errors would then go on for ever.
+    """
+
+    async def release(self, connection: Any, *, timeout: float | None = None) -> None:
+        with suppress(*_LOST, DatabaseError):
+            await super().release(connection, timeout=timeout)
+
+
 @asynccontextmanager
 async def open_pool(address: Address) -> AsyncIterator[Pool]:
     """Open a pool of connections; the first use opens the first one."""
@@ -231,8 +253,18 @@ async def open_pool(address: Address) -> AsyncIterator[Pool]:
     async def again(*_: object, **__: object) -> Session:
         return await connect(address)
 
-    pool = asyncpg.create_pool(
-        min_size=0, max_size=address.connections, connect=again, connection_class=Session
+    pool = _Pool(
+        min_size=0,
+        max_size=address.connections,
+        max_queries=50_000,
+        max_inactive_connection_lifetime=300.0,
+        connect=again,
+        setup=None,
+        init=None,
+        reset=None,
+        loop=None,
+        connection_class=Session,
+        record_class=asyncpg.Record,
     )
     try:
         yield await pool

@@ -12,7 +12,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from tests.flows.staged import staged
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = json.loads((ROOT / "deploy/kubernetes/gpu-job-template.json").read_text())
+TEMPLATE = json.loads((ROOT / "deploy/kubernetes/base/gpu-job-template.json").read_text())
 POOL = "on-kubernetes"
 
 

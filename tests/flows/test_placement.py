@@ -9,13 +9,16 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
 
-from babylon.core.errors import TrainingError
+from babylon.blocks.form import Overrides
+from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.settings import Settings
+from babylon.core.settings_loading import load_settings
 from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import gpu_stage
 from babylon.flows.train_window import train_window
 from babylon.store import Store
 from babylon.store.windows import get_window
+from babylon.tasks.pool import job_variables
 from tests.flows.conftest import Workshop
 
 WINDOW = "2025-11-14T09:00"
@@ -50,6 +53,23 @@ async def test_without_a_worker_the_run_ends_in_an_error_that_names_pool_and_rem
     assert workshop.trained == []
 
 
+async def test_a_run_on_the_pool_has_the_job_variables_of_the_setting(
+    played: Settings, store: Store, workshop: Workshop, idle_pool: None
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.windows (window_id, minutes, epoch) VALUES ($1, 60, 20)", WINDOW
+    )
+    chosen = {"prefect": {"job_variables": '{"env": {"TRAIN_NODES": "2"}}'}}
+    new = await cancelled_on_the_pool(chosen)
+    assert [run.job_variables for run in new] == [{"env": {"TRAIN_NODES": "2"}}]
+
+
+def test_job_variables_that_are_no_json_name_the_setting() -> None:
+    settings = load_settings(prefect={"job_variables": "{gpus: 4}"})
+    with pytest.raises(ConfigError, match=r"GPU_JOB_VARIABLES=\{gpus: 4\} is no JSON object"):
+        job_variables(settings.prefect)
+
+
 async def test_a_cancelled_parent_cancels_the_run_on_the_pool(
     played: Settings, store: Store, workshop: Workshop, idle_pool: None
 ) -> None:
@@ -57,17 +77,22 @@ async def test_a_cancelled_parent_cancels_the_run_on_the_pool(
     await store.pool.execute(
         "INSERT INTO babylon.windows (window_id, minutes, epoch) VALUES ($1, 60, 7)", WINDOW
     )
+    assert [run.state_name for run in await cancelled_on_the_pool()] == ["Cancelled"]
+
+
+async def cancelled_on_the_pool(overrides: Overrides | None = None) -> list[FlowRun]:
+    """Cancel a run once its stage is on the pool; return the runs there."""
     before = {run.id for run in await children()}
-    parent = asyncio.create_task(train_window(WINDOW, placement="deployed"))
+    parent = asyncio.create_task(train_window(WINDOW, overrides, placement="deployed"))
     async with asyncio.timeout(60):
-        while not (new := {run.id for run in await children()} - before):
+        while not {run.id for run in await children()} - before:
             assert not parent.done(), parent.exception()
             await asyncio.sleep(0.2)
         await asyncio.sleep(0.5)
         parent.cancel()
         with pytest.raises(asyncio.CancelledError):
             await parent
-    assert [run.state_name for run in await children() if run.id in new] == ["Cancelled"]
+    return [run for run in await children() if run.id not in before]
 
 
 async def test_on_the_pool_each_stage_is_chosen_by_its_manifest_which_is_json(

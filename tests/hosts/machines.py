@@ -174,6 +174,8 @@ def machines(directory: Path, *names: str) -> Iterator[dict[str, Machine]]:
             for process in one.running:
                 process.kill()
                 process.wait()
+            # first: the kernel takes a namespace down later, and the next test needs the name
+            subprocess.run(["ip", "link", "delete", f"{PREFIX}v{one.number}"], capture_output=True)
             subprocess.run(["ip", "netns", "delete", one.namespace], capture_output=True)
         subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
 

@@ -252,6 +252,10 @@ async def test_gateways_and_engines_of_other_machines_serve_swap_and_survive(sit
     assert await quarantined(site.store) == {}
     recorded = await _recorded(site, seen.answers)
     assert {call: recorded.get(call) for call in seen.answers} == dict.fromkeys(seen.answers, 1)
+    print(
+        f"{number} swaps, {len(kills)} kills of engines, {len(seen.answers)} answered calls,"
+        f" {len(seen.broken)} broken after their first byte, 0 refused"
+    )
     paths = await site.store.pool.fetch("SELECT uri FROM babylon.policies")
     assert all(row["uri"].startswith("home:") for row in paths)
 

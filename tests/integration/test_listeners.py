@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -46,6 +48,25 @@ async def test_beyond_loopback_it_needs_a_key_and_https_a_certificate(
     plain = beyond.replace(serving={"listen": url.replace("https", "http")})
     assert len(await listeners(GATEWAY, store, plain.serving)) == 2
     assert len(await listeners(GATEWAY, store, settings.serving)) == 1
+
+
+def test_a_gateway_without_a_key_says_so_in_one_line(database_url: str, tmp_path: Path) -> None:
+    given = {
+        "DATABASE_URL": database_url,
+        "BABYLON_HOME": str(tmp_path),
+        "LOCAL_ENDPOINT": f"http://127.0.0.1:{free_port()}",
+        "GATEWAY_LISTEN": f"http://0.0.0.0:{free_port()}",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "babylon.serving.gateway.gateway_process"],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"gateway: GATEWAY_LISTEN={given['GATEWAY_LISTEN']}"), ended.stderr
+    assert "babylon keys create" in last and "Traceback" not in ended.stderr
 
 
 async def test_agents_call_with_tls_beside_loopback(

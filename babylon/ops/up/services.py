@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 import babylon
-from babylon.core.home import Home
+from babylon.core.home import Home, make_directory
 from babylon.core.processes import Service
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api, served_environment
@@ -78,11 +78,14 @@ def worker_service(
     home: Home, api: PrefectApi, pool: str, name: str, environment: Mapping[str, str]
 ) -> UpService:
     """A worker of a pool. ``name`` tells it from the workers of the pool on other machines."""
+    # Prefect keeps files of runs in ``/tmp/runner_storage``, and only its first user writes to it.
+    scratch = home.root / "tmp"
+    make_directory(scratch)
     return UpService(
         name=f"worker-{name}",
         command=prefect("worker", "start", "--pool", pool, "--name", name),
         log=home.logs / f"worker-{name}.log",
-        environment=environment,
+        environment={**environment, "TMPDIR": str(scratch)},
         healthy=_worker_online(api, pool, name),
         pool=pool,
     )

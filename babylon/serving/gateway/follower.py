@@ -210,15 +210,23 @@ class RouteFollower:
     @asynccontextmanager
     async def _listening(self) -> AsyncIterator[Callable[[], bool]]:
         """Listen for notifications; the value tells if the connection is still open."""
+        lost = asyncio.Event()
+
+        # The pool takes a lost connection back, and then it cannot be asked.
+        def note(_: object) -> None:
+            lost.set()
+            self._changed.set()
+
         async with self._store.pool.acquire() as connection:
             await connection.add_listener(CHANNEL, self._on_notification)
-            connection.add_termination_listener(self._on_notification)
+            connection.add_termination_listener(note)
             try:
-                yield lambda: not connection.is_closed()
+                yield lambda: not lost.is_set()
             finally:
-                if not connection.is_closed():
-                    connection.remove_termination_listener(self._on_notification)
-                    await connection.remove_listener(CHANNEL, self._on_notification)
+                if not lost.is_set():
+                    connection.remove_termination_listener(note)
+                    with suppress(*UNREACHABLE):  # an error here would hide that the gateway stops
+                        await connection.remove_listener(CHANNEL, self._on_notification)
 
     def _on_notification(self, *message: object) -> None:
         (self._announce_now if message[-1] == ARE_CALLS_RECORDED else self._changed).set()

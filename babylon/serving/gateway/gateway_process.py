@@ -125,6 +125,14 @@ def main() -> None:
             runner.run(run(load_settings(), worker_from_options()))
     except BabylonError as error:
         sys.exit(f"gateway: {error}")
+    except BaseExceptionGroup as group:  # the gateway's loops were running
+        ours, others = group.split(BabylonError)
+        if ours is None or others:
+            raise
+        first: BaseException = ours
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        sys.exit(f"gateway: {first}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,16 @@
 
 import pytest
 
-from benchmarks.capacity import ASSUMED, LONG, SHORT, Fleet, line, plan, predicted
+from benchmarks.capacity import (
+    ASSUMED,
+    LONG,
+    SHORT,
+    Fleet,
+    first_to_break,
+    line,
+    plan,
+    predicted,
+)
 
 
 def test_load_grows_with_the_fleet_except_the_gate() -> None:
@@ -37,3 +46,10 @@ def test_thinning_bounds_what_is_trained() -> None:
     fleet = Fleet(agents=10_000, trajectories=1_000, thinned=0.3)
     assert fleet.trained == 7_000, "a third may be left out, however large the window is"
     assert Fleet(agents=10_000, trajectories=1_000, thinned=0.9).trained == 1_000
+
+
+def test_the_first_part_to_break_does_not_depend_on_the_fleet_that_is_planned() -> None:
+    found = {first_to_break(Fleet(agents=agents), ASSUMED)[1] for agents in (1, 700, 10_000)}
+    (agents,) = found
+    assert not plan(Fleet(agents=agents - 1), ASSUMED)[0].broken
+    assert plan(Fleet(agents=agents), ASSUMED)[0].broken
