@@ -34,7 +34,9 @@ def save_calling_policy(
     tokenizer.add_tokens([*first])
     tokenizer.chat_template = CHAT_TEMPLATE
     said = tokenizer.convert_tokens_to_ids([*first])
-    model = tiny_model(0, vocab_size=len(tokenizer), max_position_embeddings=context)
+    # vLLM on a CPU has no kernel for heads of 16
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": context, "head_dim": 32}
+    model = tiny_model(0, **sizes)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()

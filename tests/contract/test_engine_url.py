@@ -43,6 +43,9 @@ def running_server(
     )
     command = list(service.command)
     command = command[command.index("babylon.serving.vllm.process_group") + 1 :]
+    if "--middleware" in command:  # a server of our own has a guard, and a key for it
+        at = command.index("--middleware")
+        command = command[2:at] + command[at + 2 :]
     with running(command, f"http://127.0.0.1:{port}", environment):
         yield Existing(f"http://127.0.0.1:{port}", home, double)
 
