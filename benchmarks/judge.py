@@ -432,6 +432,8 @@ def targets(table: Sequence[Row]) -> dict[str, bool | None]:
             if row.coverage is not None
             and row.coverage_half_width is not None
             and row.condition not in ("zero noise", *BLIND)
+            # The same five texts come again and again, so their lengths are one error.
+            and (row.condition, row.size) != ("verbosity", REAL)
         ],
         "blind_taught_at_most_5_%": [row.taught <= 0.05 for row in table if row.condition in BLIND],
     }
