@@ -11,9 +11,11 @@ and seeds. ``art-twice`` asks ART's RULER in two orders, one the reverse of the 
 
 - tau: Kendall's tau-b between scores and true profit, mean over windows
 - adv: correlation of leave-one-out advantages with those of the true profit, over all windows
-- cover: share of true values within the 50 % interval, after the first ``WARM`` windows; what a
-  judge's word is worth is learned from the windows before. An interval that ends at 0 or 1 holds
-  all on that side: true values are compared around the mean, which may differ from theirs
+- cover: share of true values within the 50 % interval, after the first ``WARM`` windows, with the
+  half-width of its own 95 % interval by windows: the values of one share their errors. What a
+  judge's word is worth is learned from the windows before. A true value is the score that the judge
+  gives that profit on average over its errors. An interval that ends at 0 or 1 holds all on that
+  side: true values are compared around the mean, which may differ from theirs
 - tied: ``adv`` if trajectories whose 50 % intervals overlap had got equal scores
 - tokens: of prompts and replies, with repetitions, repairs and canaries; a window without scores
   has tau 0
@@ -52,7 +54,7 @@ from babylon.scoring.rewards.art_ruler import scores_by_art
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import Score
 from benchmarks.judge_windows import KnownWindow, known_window, recorded_window
-from benchmarks.loopback_judge import LoopbackJudge, Mind
+from benchmarks.loopback_judge import LoopbackJudge, Mind, mean_score
 
 MODEL = "loopback"
 RUBRIC = load_rubric("trading-v1")
@@ -116,8 +118,8 @@ class Row:
     """A scorer's means over the windows of one size under one condition.
 
     ``gain`` is tau minus that of ``art-twice`` on the same windows, with the half-width of its 95 %
-    interval; ``tokens_ratio`` is tokens over those of one request of ART's. Both are None if the
-    other did not run.
+    interval. ``coverage_half_width`` is that of ``coverage``. ``tokens_ratio`` is tokens over those
+    of one request of ART's. ``gain`` and the ratio are None if the other did not run.
     """
 
     condition: str
@@ -129,6 +131,7 @@ class Row:
     advantage: float
     tied: float
     coverage: float | None
+    coverage_half_width: float | None
     intervals: int
     calls: float
     tokens: float
@@ -249,7 +252,7 @@ async def judge_once(
     names = [judged.trajectory.trajectory_id for judged in window.judged]
     profits = {name: p for name, p in zip(names, window.profit_usd, strict=True) if name in found}
     scores_of = {name: found[name].value for name in profits}
-    truth = true_scores(profits, (low, high))
+    truth = true_scores(profits, mind)
     errors = {name: found[name].value - fmean(scores_of.values()) - truth[name] for name in truth}
     inside = [
         name
@@ -316,9 +319,9 @@ def with_refused(window: KnownWindow, text: str) -> KnownWindow:
     )
 
 
-def true_scores(profits: Mapping[str, float], scale: tuple[float, float]) -> dict[str, float]:
-    """Return the centred scores of the loopback judge without noise."""
-    exact = {n: 0.25 + (p - scale[0]) / (scale[1] - scale[0]) / 2 for n, p in profits.items()}
+def true_scores(profits: Mapping[str, float], mind: Mind) -> dict[str, float]:
+    """Return the centred scores that the loopback judge gives on average over its errors."""
+    exact = {name: mean_score(mind, profit) for name, profit in profits.items()}
     middle = fmean(exact.values()) if exact else 0.0
     return {name: value - middle for name, value in exact.items()}
 
@@ -334,6 +337,7 @@ def summarise(
     spread = stdev(gains) if len(gains) > 1 else 0.0
     tokens = fmean(result.tokens for result in results)
     intervals = sum(result.intervals for result in results)
+    shares = [result.inside / result.intervals for result in results if result.intervals]
     return Row(
         condition=first.condition,
         size=first.size,
@@ -344,6 +348,7 @@ def summarise(
         advantage=_cosine([pair for result in results for pair in result.advantages]),
         tied=_cosine([pair for result in results for pair in result.tied]),
         coverage=sum(result.inside for result in results) / intervals if intervals else None,
+        coverage_half_width=(1.96 * stdev(shares) / sqrt(len(shares)) if len(shares) > 1 else None),
         intervals=intervals,
         calls=fmean(result.calls for result in results),
         tokens=tokens,
@@ -393,7 +398,9 @@ def as_line(row: Row) -> str:
     """Return the row in Markdown."""
     gain = "" if row.gain is None else f"{row.gain:+.2f} ± {row.gain_half_width:.2f}"
     ratio = "" if row.tokens_ratio is None else f"{row.tokens_ratio:.2f}"
-    cover = "" if row.coverage is None else f"{row.coverage:.0%}"
+    cover = ""
+    if row.coverage is not None:
+        cover = f"{100 * row.coverage:.0f} ± {100 * (row.coverage_half_width or 0):.0f} %"
     return (
         f"| {row.condition} | {row.size} | {row.scorer} | {row.tau:.3f} | {gain}"
         f" | {row.advantage:.3f} | {row.tied:.3f} | {cover} | {row.failed}/{row.windows}"
@@ -419,14 +426,14 @@ def targets(table: Sequence[Row]) -> dict[str, bool | None]:
         "tokens_at_most_1.6_times": [
             row.tokens_ratio <= 1.6 for row in ruler if row.tokens_ratio is not None
         ],
-        # Two standard errors of the share are allowed. The five real plays come again and again, so
-        # that a judge's taste is the same error each time, and their intervals are no sample.
         "coverage_45_to_55": [
-            abs(row.coverage - 0.5) <= 0.05 + 2 * sqrt(0.25 / row.intervals)
+            abs(row.coverage - 0.5) <= 0.05 + row.coverage_half_width
             for row in table
             if row.coverage is not None
+            and row.coverage_half_width is not None
             and row.condition not in ("zero noise", *BLIND)
-            and row.size != REAL
+            # The same five texts come again and again, so their lengths are one error.
+            and (row.condition, row.size) != ("verbosity", REAL)
         ],
         "blind_taught_at_most_5_%": [row.taught <= 0.05 for row in table if row.condition in BLIND],
     }

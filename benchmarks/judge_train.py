@@ -1,6 +1,7 @@
 """Agreement with outcomes of a judge that was trained here, on windows of the simulator.
 
-    python -m benchmarks.judge_train [--windows 200] [--size 8] [--epochs 3] [--rounds 2] [--json]
+    python -m benchmarks.judge_train [--windows 200] [--size 8] [--epochs 3] [--rounds 2] [--seed 0]
+        [--json]
 
 The embedded model learns from the earlier 80 % of the windows (``babylon.stages.train_judge``) by a
 rubric of one sentence. On the later ones its agreement with the realised profit stands beside
@@ -72,9 +73,14 @@ def outcome_window(size: int, seed: int) -> OutcomeWindow:
 
 async def measure(options: argparse.Namespace, directory: Path) -> TrainedJudge:
     """Train, and compare on the later windows."""
-    windows = [outcome_window(options.size, seed) for seed in range(options.windows)]
+    first = options.seed * options.windows  # each seed has windows of its own
+    windows = [outcome_window(options.size, first + number) for number in range(options.windows)]
     training = JudgeTraining(
-        later=options.later, epochs=options.epochs, rounds=options.rounds, tuning=options.tuning
+        later=options.later,
+        epochs=options.epochs,
+        rounds=options.rounds,
+        tuning=options.tuning,
+        seed=options.seed,
     )
     _, late = split_by_time(windows, training.later)
     base = resolve_base(None, options.models or directory, 0)
@@ -83,7 +89,7 @@ async def measure(options: argparse.Namespace, directory: Path) -> TrainedJudge:
         windows,
         directory / "judge",
         CONFIG,
-        trainer_config(TrainingSettings(), 0),
+        trainer_config(TrainingSettings(), options.seed),
         training,
         directory / "judge.log",
         {SERVED: await served(late)},
@@ -98,6 +104,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--later", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tuning", choices=("full", "lora"), default="full")
     parser.add_argument("--models", type=Path, help="keeps the embedded model")
     parser.add_argument("--json", action="store_true")

@@ -31,9 +31,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from math import sqrt
 from random import Random
+from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
@@ -182,6 +184,28 @@ def judge_blocks(mind: Mind, prompt: str) -> dict[str, float]:
         if found := DEMAND.search(text):
             obeyed[name] = float(found[1])
     return {name: round(score, mind.decimals) for name, score in (scores | obeyed).items()}
+
+
+def mean_score(mind: Mind, quality: float) -> float:
+    """Return the score of a quality on average over noise and persistent errors, without biases.
+
+    Clipping moves it inwards if the tails are heavy.
+    """
+    low, high = mind.scale
+    true = (quality - low) / (high - low)
+    errors = _errors(mind.persistent, mind.tails)
+    return fmean(min(1.0, max(0.0, 0.25 + (true + mind.noise * e) / 2)) for e in errors)
+
+
+@cache
+def _errors(persistent: float, tails: float) -> list[float]:
+    """Return many errors of unit noise, each with both signs."""
+    random = Random(f"errors:{persistent}:{tails}")
+    one_sided = [
+        sqrt(persistent) * random.gauss() + sqrt(1 - persistent) * _noise(random, tails)
+        for _ in range(2000)
+    ]
+    return [sign * error for error in one_sided for sign in (1, -1)]
 
 
 def _noise(random: Random, tails: float) -> float:

@@ -33,6 +33,7 @@ from babylon.store.people import read_answers
 from babylon.store.routes import commit_route, current_route
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, set_state
+from tests.chromium import keyboard
 from tests.conftest import real_rows
 from tests.deployments import announced, three_policies
 from tests.integration.game import insert_real_window
@@ -305,9 +306,8 @@ async def _drawn(url: str, shot: Path, dark: bool) -> tuple[str, tuple[int, int]
     return title[1] if title else "", struct.unpack(">II", shot.read_bytes()[16:24])
 
 
-async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
-    browser: Browser, store: Store
-) -> None:
+async def _judged_window(store: Store) -> None:
+    """One judge's opinions of three of the recorded plays."""
     ids = [str(row["trajectoryId"]) for row in real_rows("trajectories")][:3]
     group = JudgedGroup(
         opinions=(0.1, 0.5, 0.9),
@@ -317,6 +317,12 @@ async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
     )
     by = JudgeIdentity(judge="j", method="ruler", rubric="r")
     await store_validity(store, WindowValidity(window_id=WINDOW, by=by, groups=[group]))
+
+
+async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
+    browser: Browser, store: Store
+) -> None:
+    await _judged_window(store)
     await browser.sign_in(await create_key(store, "reader", scopes=["read"]))
     assert (await browser.get("/pairs"))[0] == 403  # the page tells the outcome
     key = await create_key(store, "operator", scopes=["deploy"])
@@ -335,3 +341,35 @@ async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
         fields = {**await browser.fields("/pairs"), "better": "first"}
         _, page = await browser.post("/pairs", fields)
     assert "Every pair is answered" in page and len(await read_answers(store)) == 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+async def test_a_person_judges_pairs_by_the_keyboard_alone(
+    browser: Browser, store: Store, tmp_path: Path
+) -> None:
+    assert CHROMIUM is not None
+    await _judged_window(store)
+    key = await create_key(store, "operator", scopes=["deploy"])
+    async with keyboard(CHROMIUM, tmp_path / "profile") as keys:
+        await keys.open(f"{browser.url}/")
+        await keys.tab_to("it.name == 'key'")
+        await keys.type(str(key))
+        await keys.press("Enter")
+        await keys.shows("document.title.startsWith('Fleet')")
+        await keys.tab_to("it.textContent == 'Judge'")
+        await keys.press("Enter")
+        await keys.shows("document.title.startsWith('Judge a pair')")
+        for dark in (False, True):
+            await keys.draw(tmp_path / f"pairs-{dark}.png", dark=dark)
+        second = await keys.value("document.getElementsByName('second')[0].value")
+        await keys.tab_to("it.name == 'because'")
+        await keys.type("it read the news")
+        await keys.press("Enter")  # a new line, and no answer
+        await asyncio.sleep(0.3)
+        assert await read_answers(store) == []
+        await keys.tab_to("it.value == 'second'")
+        await keys.press("Space")
+        await keys.shows("document.body.innerText.includes('answered 1 of')")
+        assert await keys.value("document.title") == "Judge a pair · Babylon"
+    (answer,) = await read_answers(store, [WINDOW], f"key {key.key_id}")
+    assert answer.better == second

@@ -3,7 +3,9 @@
 Ground truth is shown, as to any other judge. Whoever may see it is the caller's business.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 
@@ -25,7 +27,7 @@ _WINDOWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayShown:
-    """One trajectory of a pair: a line for each step."""
+    """One trajectory of a pair: a line for each step, or for equal steps in a row."""
 
     trajectory_id: str
     agent_id: str
@@ -102,7 +104,7 @@ async def answer_pair(
         worse=second if better == first else first,
         first=first,
     )
-    await store_answer(store, answer, because[:_MOST_CHARS])
+    await store_answer(store, answer, one_line(because)[:_MOST_CHARS])
 
 
 async def _groups(store: Store, window_id: str) -> list[JudgedGroup]:
@@ -120,14 +122,24 @@ async def _play(store: Store, trajectory_id: str) -> PlayShown:
         trajectory_id=trajectory_id,
         agent_id=shown.agent_id,
         pnl_usd=shown.pnl_usd,
-        lines=tuple(_line(step) for step in shown.steps),
+        lines=_lines(shown.steps),
     )
+
+
+def _lines(steps: Iterable[StepShown]) -> tuple[str, ...]:
+    """Return a line for each step, and one line for equal steps in a row."""
+    lines = []
+    for text, run in groupby(steps, key=_line):
+        numbers = [step.number for step in run]
+        span = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+        lines.append(f"[{span}] {text}")
+    return tuple(lines)
 
 
 def _line(step: StepShown) -> str:
     said = " / ".join(_short(call.answer) for call in step.calls)
     done = " ".join(f"{name}={_short(value)}" for name, value in step.action.items())
-    return f"[{step.number}] {said} | {done}"
+    return f"{said} | {done}"
 
 
 def _outcome_line(row: str) -> str:

@@ -1,6 +1,7 @@
 """The judge benchmark: rank correlation, and a loopback judge with known biases and faults."""
 
 import json
+from dataclasses import replace
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.loopback_judge import (
     count_tokens,
     judge_blocks,
     last_pnl,
+    mean_score,
     spoil,
 )
 from tests.conftest import REAL_ROWS
@@ -111,6 +113,23 @@ def test_each_bias_of_the_loopback_judge_has_the_stated_size() -> None:
     assert 2 * stdev(drawn) == pytest.approx(0.2, rel=0.1)
     assert fmean(drawn) == pytest.approx(0.5, abs=0.02)
     assert scores_of(noisy, 0, salt="7") == scores_of(noisy, 0, salt="7")
+
+
+@pytest.mark.parametrize(("tails", "mean"), [(0.0, 0.25), (2.0, 0.262)])
+def test_a_true_value_is_the_mean_score_which_clipping_moves(tails: float, mean: float) -> None:
+    mind = Mind(noise=0.2, tails=tails)
+    assert mean_score(mind, -1000) == pytest.approx(mean, abs=0.003)
+    drawn = [scores_of(mind, -1000, salt=str(number))[0] for number in range(2000)]
+    assert fmean(drawn) == pytest.approx(mean_score(mind, -1000), abs=0.01)
+
+
+def test_coverage_scatters_by_windows_whose_values_share_their_errors() -> None:
+    shares = [replace(result("ruler", n, 1.0), inside=4 * (n % 2), intervals=4) for n in range(30)]
+    row = summarise(shares)
+    assert row.coverage == 0.5 and row.coverage_half_width == pytest.approx(0.18, abs=0.01)
+    assert "| 50 ± 18 % |" in as_line(row) and targets([row])["coverage_45_to_55"] is True
+    narrow = summarise([replace(one, inside=1) for one in shares])
+    assert narrow.coverage_half_width == 0 and targets([narrow])["coverage_45_to_55"] is False
 
 
 def test_the_loopback_judge_obeys_text_outside_a_block_only() -> None:

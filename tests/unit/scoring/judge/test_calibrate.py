@@ -3,6 +3,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from babylon.scoring.judge import calibrate as calibration
 from babylon.scoring.judge.calibrate import (
     Estimate,
     ScoreObservation,
@@ -59,6 +60,30 @@ def test_intervals_hold_the_truth_about_every_other_time():
         found = calibrate(seen, 12, together=True)
         inside += [lo <= w <= hi for lo, w, hi in zip(found.low, worth, found.high, strict=True)]
     assert 0.35 < np.mean(inside) < 0.65
+
+
+@pytest.mark.parametrize(("tails", "most"), [(2.0, 0.9), (1e6, 1.02)], ids=["heavy", "normal"])
+def test_a_misreading_moves_a_worth_little_and_normal_noise_costs_nothing(monkeypatch, tails, most):
+    errors = {}
+    for model in (calibration._TAILS, 1e9):  # Student's noise, and normal noise
+        monkeypatch.setattr(calibration, "_TAILS", model)
+        missed = []
+        for seed in range(60):
+            random = Random(seed)
+            worth = np.array([random.uniform(0.2, 0.8) for _ in range(8)])
+
+            def score(r, i, p, random=random, worth=worth):
+                return (
+                    worth[i]
+                    + 0.1 * random.gauss() / random.gammavariate(tails / 2, 2 / tails) ** 0.5
+                )
+
+            blocks = [tuple(random.sample(range(8), 8)) for _ in range(5)]
+            found = calibrate(observe(blocks, score), 8, together=True)
+            ranks = np.argsort(np.argsort(found.scores)), np.argsort(np.argsort(worth))
+            missed.append(np.abs(ranks[0] - ranks[1]).mean())
+        errors[model] = np.mean(missed)
+    assert errors[8.0] < most * errors[1e9]
 
 
 def test_a_judge_that_says_the_same_of_all_leaves_them_equal():
