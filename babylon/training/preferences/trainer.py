@@ -7,10 +7,10 @@ portion by portion. The gradient is exact. The first pass of an update is also t
 reference, so it costs nothing more until the policy has moved.
 
 As with GRPO, the update stops once the policy has moved far from where it began, and starts again
-with half the learning rate if it has moved much too far. Unlike GRPO, these losses have no clip, and
-their steps all push the same way. An update that ends beyond ``stop_kl`` is therefore drawn back to
-it on the straight line to where it began, as in the line search of TRPO (Schulman et al. 2015, arXiv
-1502.05477, appendix C).
+with half the learning rate if it has moved much too far. Unlike GRPO, these losses have no clip,
+and all their steps push the same way. An update that ends beyond ``stop_kl`` is therefore drawn
+back to it on the straight line to where it began, as in the line search of TRPO (Schulman et al.
+2015, arXiv 1502.05477, appendix C).
 """
 
 import time
