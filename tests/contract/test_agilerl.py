@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ WORLDS = unseen_scenarios("test", "agilerl", 32)
 
 
 def baseline(home: Path, *arguments: str) -> dict[str, Any]:
-    """Run ``babylon baseline`` in agilerl's environment."""
+    """Run ``babylon baseline`` in agilerl's environment.
+
+    Each home has another order of sets, which must not matter.
+    """
+    order = {"PYTHONHASHSEED": str(zlib.crc32(home.name.encode()))}
     done = subprocess.run(
         [str(PYTHON), "-m", "babylon", "baseline", *arguments, "--json"],
-        env={**os.environ, "BABYLON_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **order, "BABYLON_HOME": str(home), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
