@@ -116,7 +116,8 @@ async def best_sibling(
     With ``only``, train one member and let it play, and return nothing: several workers may do that
     side by side. What they have done is not done again.
 
-    An update that fails leaves its member without fitness. Where no worlds can be made, the first
+    An update that fails leaves its member without fitness, and so does one whose replies the gate
+    would refuse. Where no worlds can be made, the first
     member goes on, which is the elite of the generation before.
 
     Raises:
@@ -195,7 +196,8 @@ async def present_generation(
 def rated(siblings: Sequence[Sibling]) -> dict[int, float]:
     """Return member → its mean fitness over the windows in which it played.
 
-    A failed update counts as the worst result of its window: settings that diverge must not win.
+    A failed or unfit update counts as the worst result of its window: settings that diverge must
+    not win.
     """
     windows: dict[str, list[Sibling]] = defaultdict(list)
     for one in siblings:
@@ -298,13 +300,13 @@ async def _played(
     work: TrainInput, worlds: FitnessWorlds, siblings: Sequence[Sibling]
 ) -> list[Sibling]:
     """Return the siblings with their fitness. Those that have played do not play again."""
-    seed = work.settings.seed
-    if all(one.fitness is not None or not one.uri for one in siblings):
+    if all(one.worlds or not one.uri for one in siblings):
         return list(siblings)
+    seed = work.settings.seed
     parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed)
     found = []
     for one in siblings:
-        if one.uri and one.fitness is None:
+        if one.uri and not one.worlds:
             try:
                 own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
             except ModelError as failure:
@@ -313,6 +315,10 @@ async def _played(
                 result = fitness(parent, own)
                 known = result.error if isfinite(result.error) else None
                 one = replace(one, fitness=result.mean, fitness_error=known, worlds=result.worlds)
+                if result.unfit:
+                    log.warning("member %d of the population: %s", one.member, result.unfit)
+                    metrics = {**one.metrics, "unfit": result.unfit}
+                    one = replace(one, fitness=None, fitness_error=None, metrics=metrics)
                 await put_sibling(work.store, work.claim, one)
         found.append(one)
     return found

@@ -25,7 +25,8 @@ class Sibling:
     """A member's update on one window.
 
     ``fitness`` is its P&L less its parent's in the same worlds, in dollars; None before it has
-    played, or if its update failed. ``uri`` is empty then.
+    played, if the gate would refuse its replies, or if its update failed. ``uri`` is empty then.
+    ``worlds`` is 0 before it has played.
     """
 
     window_id: str

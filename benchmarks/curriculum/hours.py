@@ -65,7 +65,7 @@ class Hour:
     cpu_s: float
     undone: int = 0
     gate: str = ""
-    gains: tuple[float, ...] = ()  # of a population's members over the policy that played
+    gains: tuple[float | None, ...] = ()  # of a population's members over the policy that played
     looked: float | None = None
 
 
@@ -250,7 +250,7 @@ class Moved:
     entropy: float | None = None
     undone: int = 0
     gate: str = ""
-    gains: tuple[float, ...] = ()
+    gains: tuple[float | None, ...] = ()
 
 
 Update = Callable[[Window, TrainingSettings, Path], Moved]

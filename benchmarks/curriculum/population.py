@@ -42,27 +42,41 @@ def population_update(
     fresh = unseen_scenarios("fitness", seed, FITNESS_WORLDS // seats, rules)
     worlds = FitnessWorlds(scenarios=tuple(fresh), seats=seats)
     parent, *own = (worlds.played_by(str(path), window.seed) for path in (window.policy, *places))
-    gains = tuple(fitness(parent, plays).mean for plays in own)
+    rated = [fitness(parent, plays) for plays in own]
+    gains = tuple(None if one.unfit else one.mean for one in rated)
     best = best_of(gains)
     shutil.rmtree(target, ignore_errors=True)  # of this hour, stopped before it was written down
-    places.pop(best).rename(target)
+    if any(gain is not None for gain in gains):
+        shutil.copytree(places[best], target)
+    else:  # the gate would refuse all of them
+        shutil.copytree(window.policy, target)
     for place in places:
         shutil.rmtree(place)
     return replace(moved[best], gains=gains)
 
 
 def members(
-    rates: Sequence[float], gains: Sequence[Sequence[float]], seed: int
+    rates: Sequence[float], gains: Sequence[Sequence[float | None]], seed: int
 ) -> list[PopulationMember]:
-    """Return the members after hours with these gains. The founders have ``rates``."""
+    """Return the members after hours with these gains. The founders have ``rates``.
+
+    An unfit sibling, None, counts as the worst of its hour, as in ``babylon.stages.siblings``.
+    """
+    known = [
+        [
+            min((g for g in hour if g is not None), default=0.0) if gain is None else gain
+            for gain in hour
+        ]
+        for hour in gains
+    ]
     found = [
         PopulationMember(
             generation=0, member=n, parent=None, origin="founder", genes={"learning_rate": rate}
         )
         for n, rate in enumerate(rates)
     ]
-    for hour in range(EVOLVE_EVERY, len(gains) + 1, EVOLVE_EVERY):
-        each = zip(*gains[hour - EVOLVE_EVERY : hour], strict=True)
+    for hour in range(EVOLVE_EVERY, len(known) + 1, EVOLVE_EVERY):
+        each = zip(*known[hour - EVOLVE_EVERY : hour], strict=True)
         rated = [
             Rated(member=member, fitness=fmean(own))
             for member, own in zip(found, each, strict=True)

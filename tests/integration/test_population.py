@@ -11,6 +11,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import TrainingRow
 from babylon.core.windows import parse_window_id
 from babylon.evaluation.arena.fitness import fitness, fitness_worlds
+from babylon.evaluation.arena.play import Plays
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.market.scenario import STARTER
 from babylon.ops.population_page import population_standings
@@ -24,6 +25,7 @@ from babylon.store.windows import claim_window
 from tests.deciding_policy import save_deciding_policy
 from tests.integration.test_train_stage import rows, scored
 from tests.tiny_policy import save_tiny_policy
+from tests.unit.evaluation.arena.test_match import plays
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +168,38 @@ async def test_siblings_play_fresh_worlds_that_the_gate_does_not(
     plays = worlds.played_by(path, 0)
     same = fitness(plays, worlds.played_by(path, 0))  # equal policies act equally
     assert (same.mean, same.error, same.worlds) == (0.0, 0.0, 16)
+
+
+class _Worlds:
+    """Worlds in which each checkpoint earns and fails as its file name says."""
+
+    def __init__(self, played: list[str]) -> None:
+        self.played = played
+
+    def played_by(self, path: str, seed: int) -> Plays:
+        self.played.append(path)
+        earned, malformed = {"-m0": (1.0, 0.0), "-m1": (9.0, 0.5)}.get(path[-3:], (0.0, 0.0))
+        return plays([earned, earned], malformed=malformed)
+
+
+async def test_a_sibling_that_the_gate_would_refuse_is_not_chosen(
+    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+
+    async def worlds(*_: object) -> _Worlds:
+        return _Worlds(played)
+
+    monkeypatch.setattr(stage, "fitness_worlds", worlds)
+    trained = await train_window(store, three, await scored(store, three, 9, window(base, 9)))
+    assert trained is not None and trained.metrics["population_member"] == 0
+    first, unfit, last = await list_siblings(store)
+    assert (first.fitness, unfit.fitness, last.fitness) == (1.0, None, 0.0)
+    assert unfit.worlds == 2 and "rose from 0.0% to 50.0%" in unfit.metrics["unfit"]
+    assert len(played) == 4
+    await stage._played(None, _Worlds(played), [first, unfit, last])  # type: ignore[arg-type]
+    assert len(played) == 4  # they do not play again
+    assert stage.rated([first, unfit, last]) == {0: 1.0, 1: 0.0, 2: 0.0}
 
 
 def test_siblings_are_adapters_of_our_own_trainer(settings: Settings) -> None:

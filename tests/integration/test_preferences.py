@@ -24,6 +24,7 @@ from babylon.stages.train import train_window
 from babylon.stages.words import words_for
 from babylon.store import Store
 from babylon.store.policies import ensure_base, get_policy
+from babylon.store.population import list_members, list_siblings
 from babylon.store.replies import read_replies
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window
@@ -111,6 +112,23 @@ async def tied_window(store: Store, settings: Settings, base: Path) -> Scored:
         scorer="heuristic",
         avg_reward=0.5,
     )
+
+
+async def test_members_with_a_temperature_sample_their_own_replies(
+    store: Store, settings: Settings, base: Path
+) -> None:
+    await ensure_base(store, uri=str(base), base_model="deciding")
+    settings = settings.replace(
+        training={"objective": "dpo", "iterations": 1, "learning_rate": 1e-3, "lora_rank": 2},
+        preferences={"prompts": 5, "replies": 6},
+        population={"size": 2, "genes": "temperature", "worlds": 4},
+    )
+    await train_window(store, settings, await tied_window(store, settings, base))
+    genes = {member.genes["temperature"] for member in await list_members(store)}
+    sampled = await store.pool.fetch("SELECT DISTINCT temperature FROM babylon.sampled_replies")
+    assert {row["temperature"] for row in sampled} == genes and len(genes) == 2
+    siblings = await list_siblings(store)
+    assert len({one.metrics["update_norm"] for one in siblings}) == 2
 
 
 async def test_a_window_of_ties_teaches_by_preferences(

@@ -4,6 +4,9 @@ The best of several siblings is partly the luckiest one. Its luck stays here: th
 for this purpose alone, and the gate then plays others. Its promise, at most one false promotion in
 forty, therefore holds for the best of N as for any other policy. ``benchmarks.population`` measures
 both, and what a gate on these worlds would do.
+
+The gate refuses a policy whose replies are malformed more often than the champion's, whatever it
+earns. A sibling that would be refused for this is unfit, so that a window is not lost to it.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from babylon.core.settings import EvaluationSettings
 from babylon.evaluation.arena.play import Plays, play
 from babylon.evaluation.arena.players import checkpoint_player
 from babylon.evaluation.arena.recorded_worlds import gate_worlds
+from babylon.evaluation.arena.ruling import more_malformed
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.market.scenario import Scenario
 from babylon.store.connection import Store
@@ -23,11 +27,15 @@ from babylon.store.connection import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitness:
-    """Mean difference to the parent in dollars a world, and its standard error."""
+    """Mean difference to the parent in dollars a world, and its standard error.
+
+    ``unfit``: why the gate would refuse the sibling whatever it earns; None if it would not.
+    """
 
     mean: float
     error: float
     worlds: int
+    unfit: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +72,15 @@ def fitness(parent: Plays, own: Plays) -> Fitness:
     difference = own.pnl - parent.pnl
     n = len(difference)
     spread = float(np.std(difference, ddof=1)) if n > 1 else float("inf")
-    return Fitness(mean=float(difference.mean()), error=spread / sqrt(n), worlds=n)
+    return Fitness(
+        mean=float(difference.mean()),
+        error=spread / sqrt(n),
+        worlds=n,
+        unfit=more_malformed(parent, own),
+    )
 
 
 def best_of(found: Sequence[float | None]) -> int:
-    """Return the index of the fittest; the first one if none is known."""
+    """Return the index of the fittest; the first one if none is known. None: unknown or unfit."""
     means = [float("-inf") if one is None else one for one in found]
     return means.index(max(means))

@@ -254,10 +254,13 @@ def _evolved(members: list[Any], algorithm: Algorithm, run: BaselineRun) -> list
     from agilerl.utils.utils import run_selection_and_mutation
 
     # Each network draws its new layers and nodes from a generator of its own, which is not saved.
+    # agilerl keeps their names in the order of a set, which differs between processes.
     for agent in members:
         for group in agent.evolvable_attributes(networks_only=True).values():
             for network in group.values() if hasattr(group, "values") else [group]:
                 network.rng = np.random.default_rng(random.randrange(2**31))
+                network._layer_mutation_methods.sort()
+                network._node_mutation_methods.sort()
     found: list[Any] = run_selection_and_mutation(
         TournamentSelection(2, True, run.population),
         members,

@@ -29,6 +29,14 @@ def put_back(kept: Kept, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     optimizer.zero_grad(set_to_none=True)
 
 
+def draw_back(kept: Kept, model: nn.Module, share: float) -> None:
+    """Keep this share of the way from the kept weights to the present ones. Moments stay."""
+    with torch.no_grad():
+        for parameter, value in zip(_tuned(model), kept["weights"], strict=True):
+            own = local(parameter)
+            own.lerp_(value.to(own), 1 - share)
+
+
 def _tuned(model: nn.Module) -> list[Tensor]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 

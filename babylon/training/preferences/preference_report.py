@@ -18,6 +18,7 @@ class PreferenceReport:
     iterations: int
     iterations_undone: int
     stopped_early: bool
+    share_kept: float  # of the update, less than 1 if it was drawn back to its bound
     trained_trajectories: int
     calls: int  # replies
     tokens: int

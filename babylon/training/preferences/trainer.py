@@ -6,8 +6,11 @@ its derivative ``g_c`` by each reply follow; the second back-propagates ``sum_c 
 portion by portion. The gradient is exact. The first pass of an update is also that of the
 reference, so it costs nothing more until the policy has moved.
 
-The bounds are those of GRPO: the update stops once the policy has moved far from where it began,
-and starts again with half the learning rate if it has moved much too far.
+As with GRPO, the update stops once the policy has moved far from where it began, and starts again
+with half the learning rate if it has moved much too far. Unlike GRPO, these losses have no clip,
+and all their steps push the same way. An update that ends beyond ``stop_kl`` is therefore drawn
+back to it on the straight line to where it began, as in the line search of TRPO (Schulman et al.
+2015, arXiv 1502.05477, appendix C).
 """
 
 import time
@@ -27,7 +30,7 @@ from babylon.training.grpo.diagnostics import (
     weight_sample,
 )
 from babylon.training.grpo.forward import FittingForward, PolicyForward
-from babylon.training.grpo.kept_state import Kept, keep, put_back
+from babylon.training.grpo.kept_state import Kept, draw_back, keep, put_back
 from babylon.training.grpo.learning_rate import (
     adapt_rate,
     begin_rate,
@@ -139,8 +142,9 @@ def train_on_preferences(
         if divergence(record.reference, after)[1] <= config.undo_factor * config.stop_kl:
             break
         _start_again(training)
+    share, after = _within_bound(training, after)
     fitting.remember(optimizer.param_groups)
-    return _report(training, after)
+    return _report(training, after, share)
 
 
 def _begin(
@@ -208,6 +212,18 @@ def _start_again(training: _Training) -> None:
             f"{record.undone} times the preferences moved the policy too far, the last time with a"
             f" learning rate of {record.learning_rate:.1g}: lower LEARNING_RATE"
         )
+
+
+def _within_bound(training: _Training, after: Tensor) -> tuple[float, Tensor]:
+    """Draw the update back to ``stop_kl`` → the share of it that is left, all tokens' logprobs."""
+    record, bound, left = training.record, training.config.stop_kl, 1.0
+    while (moved := divergence(record.reference, after)[1]) > bound:
+        # The divergence grows with the square of the distance; the rest is for what is not square.
+        share = 0.98 * (bound / moved) ** 0.5
+        draw_back(record.kept, training.model, share)
+        left *= share
+        after = logprobs_of_tree(training.fitting, training.examples.tree, training.ranks)
+    return left, after
 
 
 def _train_step(training: _Training, units: Sequence[Unit]) -> float:
@@ -310,7 +326,7 @@ def _accumulate(training: _Training, tree: PrefixTree, slopes: Tensor) -> None:
     training.fitting.restore(training.ranks.most(training.fitting.halvings))
 
 
-def _report(training: _Training, after: Tensor) -> PreferenceReport:
+def _report(training: _Training, after: Tensor, share: float) -> PreferenceReport:
     examples, record, config = training.examples, training.record, training.config
     moved = _sums(examples.tree, after) - _sums(examples.tree, record.reference)
     pairs = [pair for unit in examples.units for pair in unit.pairs]
@@ -330,6 +346,7 @@ def _report(training: _Training, after: Tensor) -> PreferenceReport:
         iterations=record.iteration - 1,
         iterations_undone=record.undone,
         stopped_early=record.iteration <= config.iterations,
+        share_kept=share,
         trained_trajectories=len(examples.trajectory_ids),
         calls=len(examples.calls),
         tokens=int(examples.tree.offsets[-1]),

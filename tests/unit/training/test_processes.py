@@ -22,12 +22,15 @@ from safetensors.torch import load_file
 
 from babylon.core.errors import ConfigError, TrainingError, WindowNotReadyError
 from babylon.core.home import Home
+from babylon.core.learning_settings import Objective
 from babylon.core.objects import publish
+from babylon.core.preferences import DecisionWords, PromptReplies, ValuedReply
 from babylon.training.backends.own_trainer import run_job
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.ranks import shares
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import lend_processes, run_in_processes
 from babylon.training.processes.nodes import Nodes
@@ -71,7 +74,9 @@ def job(parent: Path, target: Path, tuning: Tuning = "lora") -> UpdateJob:
     )
 
 
-def same_result(ours: tuple[Path, Update], reference: tuple[Path, Update]) -> None:
+def same_result(
+    ours: tuple[Path, Update], reference: tuple[Path, Update], near_by: float = 1e-5
+) -> None:
     (path, update), (other, expected) = ours, reference
     for name, value in compared(expected).items():
         near = pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
@@ -81,7 +86,9 @@ def same_result(ours: tuple[Path, Update], reference: tuple[Path, Update]) -> No
     weights, wanted = load_file(path / file), load_file(other / file)
     assert weights.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert torch.linalg.norm(weights[name] - value) <= 1e-5 * max(1, float(value.norm())), name
+        assert torch.linalg.norm(weights[name] - value) <= near_by * max(1, float(value.norm())), (
+            name
+        )
 
 
 def test_shares_are_runs_of_the_tree_and_differ_by_less_than_a_subtree() -> None:
@@ -152,11 +159,70 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
 
     alone = run_job(given("alone"), None)
     for size in (2, 4):
-        directory = tmp_path / f"of-{size}"
-        directory.mkdir()
-        several = run_in_forks(given(f"by-{size}"), size, directory)
-        same_result((tmp_path / f"by-{size}", several), (tmp_path / "alone", alone))
-        assert not (tmp_path / f"by-{size}.progress").exists()
+        same_as_alone(given(f"by-{size}"), size, (tmp_path / "alone", alone))
+
+
+def same_as_alone(
+    several: UpdateJob, size: int, alone: tuple[Path, Update], near_by: float = 1e-5
+) -> None:
+    directory = several.target.with_suffix(".ranks")
+    directory.mkdir()
+    update = run_in_forks(several, size, directory)
+    same_result((several.target, update), alone, near_by)
+    assert several.progress_directory and not several.progress_directory.exists()
+
+
+def learnt_by(objective: Objective) -> Preferences:
+    """Words on four of six trajectories' first calls, and replies to four prompts."""
+    words = tuple(
+        DecisionWords(trajectory_id=row.trajectory_id, call=0, text=f"It was {'bad ' * number}.")
+        for number, row in enumerate(rows()[:4])
+    )
+    replies = tuple(
+        PromptReplies(
+            trajectory_id=f"asked-{number}",
+            step=0,
+            prompt_token_ids=(5, 6, 7 + number),
+            replies=tuple(
+                ValuedReply(completion_token_ids=(8 + number, *range(9, 9 + value)), value=value)
+                for value in (1, 2, 4)
+            ),
+            temperature=1.0,
+            policy_version=0,
+        )
+        for number in range(4)
+    )
+    return Preferences(objective=objective, words=words, replies=replies)
+
+
+@pytest.mark.parametrize(
+    ("objective", "stop_kl"),
+    [
+        ("sdpo", 99.0),
+        ("sdpo", 1e-3),  # an iteration is undone, and the teacher stays
+        ("grpo+sdpo", 99.0),
+        ("dpo", 99.0),
+        ("kto", 99.0),
+        ("grpo+dpo", 99.0),
+    ],
+)
+def test_no_objective_depends_on_the_number_of_processes(
+    parent: Path, tmp_path: Path, objective: Objective, stop_kl: float
+) -> None:
+    def given(name: str) -> UpdateJob:
+        made = job(parent, tmp_path / name)
+        config = replace(made.config, stop_kl=stop_kl)
+        return replace(made, config=config, preferences=learnt_by(objective))
+
+    alone = run_job(given("alone"), None)
+    if "sdpo" in objective:
+        assert alone.report.calls_with_words == 4  # type: ignore[union-attr]
+        assert (alone.report.iterations_undone > 0) == (stop_kl < 1)  # type: ignore[union-attr]
+    # Adam enlarges what fp32 rounds in gradients near 0. Other portions in one process differ by
+    # 2e-5 too where words alone teach.
+    near_by = 1e-4 if objective == "sdpo" else 1e-5
+    for size in (2, 4):
+        same_as_alone(given(f"by-{size}"), size, (tmp_path / "alone", alone), near_by)
 
 
 def ranks_of_this_process() -> dict[str, psutil.Process]:

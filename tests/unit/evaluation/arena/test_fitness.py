@@ -45,3 +45,10 @@ def test_fitness_is_a_paired_difference() -> None:
     found = fitness(parent, own)
     assert (found.mean, found.worlds) == (1.0, 3)
     assert found.error == pytest.approx(1 / 3**0.5)
+
+
+def test_a_sibling_whose_replies_the_gate_would_refuse_is_unfit() -> None:
+    parent = plays([1.0, 2.0], malformed=0.01)
+    assert fitness(parent, plays([9.0, 9.0], malformed=0.03)).unfit is None
+    found = fitness(parent, plays([9.0, 9.0], malformed=0.04))
+    assert found.mean == 7.5 and "malformed replies rose from 1.0% to 4.0%" in (found.unfit or "")

@@ -120,3 +120,13 @@ def test_replies_are_sampled_from_the_policy_and_repeatable(tmp_path: Path) -> N
     assert all(one.token_ids[-1] == 258 for replies in first for one in replies)  # ended
     alone = sample_replies(path, points[1:], 6, 1.0, seed=0)
     assert alone == first[1:]
+
+
+def test_a_lower_temperature_gives_fewer_different_replies(tmp_path: Path) -> None:
+    path = str(save_deciding_policy(tmp_path / "policy"))
+
+    def different(temperature: float) -> int:
+        (replies,) = sample_replies(path, [point(0, HOLD)], 24, temperature, seed=0)
+        return len({one.token_ids for one in replies})
+
+    assert different(0.5) < different(1.5)

@@ -162,6 +162,22 @@ def test_an_update_that_moved_much_too_far_starts_again_with_a_smaller_rate() ->
     assert report.learning_rate < 0.05
 
 
+@pytest.mark.parametrize("kind", ["pairs", "labels"])
+def test_an_update_that_ends_beyond_its_bound_is_drawn_back_to_it(kind: str) -> None:
+    """Nothing stops the only step, which sees nothing of what it does itself."""
+    examples = paired_examples(prompts(), 0.0, 512) if kind == "pairs" else labelled()
+    free, bound, started = tiny_model(0), tiny_model(0), weights(tiny_model(0))
+    given = {"iterations": 1, "learning_rate": 1e-3, "undo_factor": 1e9}
+    far = update(free, examples, stop_kl=1e9, **given)
+    near = update(bound, examples, stop_kl=far.kl_after / 4, **given)
+    assert far.share_kept == 1.0 and near.iterations_undone == 0
+    assert far.kl_after / 8 < near.kl_after <= far.kl_after / 4
+    assert 0.3 < near.share_kept < 0.7
+    way = weights(free) - started
+    torch.testing.assert_close(weights(bound), started + near.share_kept * way)
+    assert near.margin_after > 0
+
+
 def test_a_rate_that_never_fits_is_an_error() -> None:
     examples = paired_examples(prompts(), 0.0, 512)
     with pytest.raises(FloatingPointError, match="LEARNING_RATE"):
