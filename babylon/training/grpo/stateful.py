@@ -34,8 +34,8 @@ from babylon.training.grpo.tree_forward import (
     token_values,
 )
 
-# types of models whose layers hand their states on with a gradient; Mamba 1 (Jamba) starts each scan
-# from zero, whatever state it is given
+# types of models whose layers hand their states on with a gradient; Mamba 1 (Jamba) starts each
+# scan from zero, whatever state it is given
 STATEFUL = {
     "bailing_hybrid",
     "bamba",
