@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -191,45 +192,49 @@ class StatefulForward:
 
     def _hidden(self, tree: PrefixTree) -> list[Tensor]:
         """Last hidden states ``[n, h]`` of each node."""
-        device = next(self.backbone.parameters()).device
         states: dict[int, BranchState] = {}
         found: dict[int, Tensor] = {}
         waiting: set[int] = set()  # nodes of one token, which run as the first one of each child
-        backbone: Callable[..., Any] = self.backbone
         for run in _runs(tree):
             first = tree.nodes[run[0]]
-            before = (
-                tree.nodes[first.parent].tokens if first.parent in waiting else first.tokens[:0]
-            )
-            seen = first.start - len(before)
-            tokens = [np.concatenate([before, tree.nodes[index].tokens]) for index in run]
-            longest = max(map(len, tokens))
+            early = tree.nodes[first.parent].tokens if first.parent in waiting else first.tokens[:0]
+            tokens = [np.concatenate([early, tree.nodes[index].tokens]) for index in run]
+            seen = first.start - len(early)
             states = {at: one for at, one in states.items() if tree.nodes[at].last > run[0]}
             inner = first.last > run[0] + 1
-            if inner and seen and longest == 1:
+            if inner and seen and len(tokens[0]) == 1:
                 waiting.add(run[0])
                 states[run[0]] = states[first.parent]
                 continue
-            # a leaf may end in padding, which no later token sees
-            ids = np.zeros((len(run), longest + (seen > 0 and longest == 1)), dtype=np.int64)
-            for row, of in zip(ids, tokens, strict=True):
-                row[: len(of)] = of
             state = BranchState(states.get(first.parent), seen, len(run))
-            with _short_chunks(self.backbone, ids.shape[1]):
-                output = backbone(
-                    input_ids=torch.from_numpy(ids).to(device),
-                    position_ids=torch.arange(seen, seen + ids.shape[1], device=device)[None],
-                    past_key_values=state,
-                    use_cache=True,
-                )
-            hidden = output.last_hidden_state
-            if len(before):
+            hidden = self._pass(tokens, state)
+            if len(early):
                 found.setdefault(first.parent, hidden[0, :1])
             for index, row, of in zip(run, hidden, tokens, strict=True):
-                found[index] = row[len(before) : len(of)]
+                found[index] = row[len(early) : len(of)]
             if inner:
                 states[run[0]] = state
         return [found[index] for index in range(len(tree.nodes))]
+
+    def _pass(self, tokens: Sequence[NDArray[np.int64]], state: BranchState) -> Tensor:
+        """Last hidden states ``[B, n, h]`` of B branches of a state, padded to the longest.
+
+        Only leaves are padded: no later token sees their ends. One token after a state is, too.
+        """
+        device, longest = next(self.backbone.parameters()).device, max(map(len, tokens))
+        ids = np.zeros((len(tokens), max(longest, 2) if state.seen else longest), dtype=np.int64)
+        for row, of in zip(ids, tokens, strict=True):
+            row[: len(of)] = of
+        backbone: Callable[..., Any] = self.backbone
+        with _short_chunks(self.backbone, ids.shape[1]):
+            output = backbone(
+                input_ids=torch.from_numpy(ids).to(device),
+                position_ids=torch.arange(ids.shape[1], device=device)[None] + state.seen,
+                past_key_values=state,
+                use_cache=True,
+            )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
 
 def _runs(tree: PrefixTree) -> Iterator[list[int]]:
