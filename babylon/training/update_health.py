@@ -7,6 +7,7 @@ report is not checked.
 from collections.abc import Iterator, Mapping
 
 MAX_LOGPROB_MISMATCH = 0.1  # nats a token
+NOTED_LOGPROB_MISMATCH = 0.03  # nats a token; an engine that computes in 16 bits stays below
 MIN_ESS = 0.3  # share of the tokens
 MAX_FORGOTTEN = 0.1  # nats a token of the chats of RECALL_CHATS
 MANY_MASKED = 0.2  # share of the tokens
@@ -71,6 +72,17 @@ def warnings(metrics: Mapping[str, object]) -> Iterator[str]:
     values = {name: value for name, value in _numbers(metrics).items() if value is not None}
     if reason := ruled_out(metrics):
         yield f"Not to be promoted: {reason}."
+    elif (mismatch := values.get("logprob_mismatch", 0.0)) > NOTED_LOGPROB_MISMATCH:
+        yield (
+            f"Logprob mismatch {figure(mismatch)} nat: the engine answers with other weights than"
+            " the parent's, or in a coarse precision; restart it, and compare its checkpoint."
+        )
+    if others := values.get("calls_of_other_weights"):
+        yield (
+            f"{others} of {values.get('staleness_0')} calls of the parent have logprobs of other"
+            " weights: the engine mixed up policies while it loaded one; restart it, and update"
+            " vLLM."
+        )
     if stale := values.get("calls_too_stale"):
         yield f"{stale} calls were left out as too stale: train sooner, or raise MAX_STALENESS."
     if unknown := values.get("calls_without_logprobs"):

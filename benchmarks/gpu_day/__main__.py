@@ -23,6 +23,7 @@ PARTS = {
     "tests": "tests/gpu",
     "train-0.5b": "full update of a 0.5B model",
     "train-7b": "LoRA update of a 7B model, base in bf16",
+    "head": "the own head beside fused linear-cross-entropy",
     "parity": "engine beside trainer, same tokens",
     "swap": "routes changed under streams",
     "gate": "a match through the engine",

@@ -49,6 +49,7 @@ from babylon.training.grpo.train_report import TrainReport
 from babylon.training.likelihood import free_memory
 from babylon.training.trainable import TuningOptions
 from babylon.training.update import update_checkpoint
+from benchmarks.gpu_day.head import measure_heads
 from benchmarks.gpu_day.models import (
     PolicyKind,
     Size,
@@ -318,6 +319,7 @@ async def hour(place: Place, size: Size) -> Figures:
 PARTS: dict[str, Callable[[Place], Figures | Awaitable[Figures]]] = {
     "train-0.5b": lambda place: train(place, "0.5b"),
     "train-7b": lambda place: train(place, "7b"),
+    "head": lambda place: measure_heads(rehearse=place.rehearse),
     "parity": parity,
     "swap": swap,
     "gate": gate,

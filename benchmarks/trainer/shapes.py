@@ -1,4 +1,4 @@
-"""CPU time of windows of other shapes: sliding windows, deep conversations, one long reply.
+"""CPU time of windows of other shapes: sliding windows, states, deep conversations, one long reply.
 
     python -m benchmarks.trainer.shapes
 
@@ -72,7 +72,7 @@ def conversations(count: int, turns: int, *, rewritten: bool) -> list[CallTokens
     return calls
 
 
-def seconds(model: Any, tree: PrefixTree, path: Path) -> float:
+def seconds(model: Any, tree: PrefixTree, path: Path | None = None) -> float:
     """CPU seconds of one gradient of the tree, the least of some."""
     forward = PolicyForward(model, path=path)
     best = float("inf")
@@ -99,10 +99,19 @@ def main() -> None:
     kinds: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": 256},
         "gemma2": {"sliding_window": 256, "layer_types": slides},
+        "granitemoehybrid": {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 384,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 32,
+        },
     }
     for kind, options in kinds.items():
         model = model_of(kind, **options)
-        shared, padded = (seconds(model, tree, path) for path in ("piecewise", "padded"))
+        shared, padded = seconds(model, tree), seconds(model, tree, "padded")
         print(f"{kind}: tree {padded / shared:.1f} times as fast as padded batches")
     model = model_of("qwen3")
     for rewritten in (False, True):

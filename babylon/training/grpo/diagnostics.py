@@ -28,6 +28,9 @@ from babylon.training.grpo.tree_forward import Values, flat_places, padded_place
 
 FLAGS = ("band", "negative", "impossible", "clipped_low", "clipped_high")
 SAMPLE = 65_536  # values that represent a whole tensor
+_ROUNDING = 0.02  # nats a token; weights rounded to bf16 move a call by a fifth of it
+_CLEARLY = 8.0  # median calls: rounding moves unlikely calls more than likely ones
+_TELLING = 8  # tokens of a call; a mean over fewer is chance
 Tokens = Tensor | slice  # places in a table
 ALL = slice(None)
 RecordState = dict[str, Any]  # field → value: tensors, numbers and lists of them
@@ -247,6 +250,25 @@ def effective_sample_size(log_weights: Tensor) -> float:
     return float(share.clamp(max=1.0))  # rounding can exceed 1; NaN stays NaN
 
 
+def calls_of_other_weights(logged: Logged, proximal: Tensor) -> int:
+    """Number of the parent's calls whose logged logprobs ``[N]`` are not the parent's.
+
+    Rounding moves all calls; other weights move those that they answered. vLLM mixed up adapters
+    when one was loaded while others answered (vllm-project/vllm#47724), and reused cached prefixes
+    of an adapter that was loaded again under its name (#42125). A call counts if its mean gap is
+    beyond rounding and far beyond the median call's.
+    """
+    exact, count = logged.exact, len(logged.offsets) - 1
+    gaps = (proximal - logged.mu)[exact].double().abs()
+    call = torch.repeat_interleave(torch.arange(count, device=gaps.device), logged.offsets.diff())
+    tokens = torch.bincount(call[exact], minlength=count)
+    sums = torch.zeros_like(tokens, dtype=gaps.dtype).index_add_(0, call[exact], gaps)
+    means = (sums / tokens)[tokens >= _TELLING]
+    if not len(means):
+        return 0
+    return int((means > max(_ROUNDING, _CLEARLY * float(means.median()))).sum())
+
+
 def weight_sample(model: nn.Module) -> list[Tensor]:
     """Evenly spaced values of every tuned tensor, copied.
 
@@ -304,6 +326,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         staleness_2=ages[2],
         staleness_unknown=ages[None],
         logprob_mismatch=float(gaps.mean()) if len(gaps) else 0.0,
+        calls_of_other_weights=calls_of_other_weights(logged, p),
         kl_before=k3_before,
         k1_before=k1_before,
         ess=effective_sample_size(log_w),

@@ -18,7 +18,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -109,7 +109,7 @@ class PolicyForward:
         self.path: Path = path or "padded"
         if path is None:
             kernel: Path = "packed" if device == "cuda" else "piecewise"
-            if _causal_lm(model).config.model_type in STATEFUL and not self.passes.together:
+            if _has_states(_causal_lm(model).config) and not self.passes.together:
                 kernel = "stateful"
             # the kernel that is probed is the one that is used
             reason = _why_unsupported(model, kernel) or self._why_not_equal(kernel)
@@ -278,14 +278,23 @@ def _why_unsupported(model: nn.Module, kernel: Path) -> str | None:
         return "it is an encoder-decoder"
     if kernel == "stateful":
         return None
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", _SLIDING}
-    if kinds:
+    if kinds := _other_layers(config):
         return f"it has layers of type {', '.join(sorted(kinds))}, whose state no tree shares"
     if not model._supports_attention_backend:
         return f"{type(model).__name__} does not use transformers' attention registry"
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         return f"{type(model).__name__} has no language-model head"
     return _why_layers_unsupported(model.base_model)
+
+
+def _other_layers(config: PreTrainedConfig) -> set[str]:
+    """Types of layers that are not attention over keys."""
+    return set(getattr(config, "layer_types", None) or []) - {"full_attention", _SLIDING}
+
+
+def _has_states(config: PreTrainedConfig) -> bool:
+    """True if branches of the tree can continue the layers' states. Granite 4 also has none."""
+    return config.model_type in STATEFUL and bool(_other_layers(config))
 
 
 def _why_layers_unsupported(backbone: nn.Module) -> str | None:
@@ -339,7 +348,8 @@ def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     hidden = hidden.to(weight.dtype)
     given = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden[None]))
     modules, name = model._modules, model.base_model_prefix
-    backbone, modules[name] = modules[name], _Given(given)
+    backbone = cast(nn.Module, modules[name])
+    modules[name] = _Given(given, backbone)
     try:
         logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits[0]
     finally:
@@ -348,14 +358,18 @@ def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 class _Given(nn.Module):
-    """A backbone that has already run."""
+    """A backbone that has already run. Some models scale their logits by a factor of it."""
 
-    def __init__(self, output: object) -> None:
+    def __init__(self, output: object, backbone: nn.Module) -> None:
         super().__init__()
         self._output = output
+        self._backbone = (backbone,)  # a tuple, so that it is no submodule
 
     def forward(self, *_: object, **__: object) -> object:
         return self._output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_backbone"][0], name)
 
 
 class OutOfMemoryError(MemoryError):

@@ -1,21 +1,26 @@
-"""Prefix trees of models whose layers carry a state, such as linear attention.
+"""Prefix trees of models whose layers carry a state, such as linear attention or Mamba 2.
 
 Such a layer reads its past from a state and not from keys. The state after a shared prefix is kept
-where the tree branches, with its graph, and each branch continues it. A node is one pass of the
-backbone, so shared text is forwarded once, and the gradient flows back through the states. Calls
-run in groups of at most ``max_tokens`` unique tokens; a prefix that two groups share is forwarded
-in both.
+where the tree branches, with its graph, and each branch continues it. An inner node is one pass of
+the backbone, and so are neighbouring leaves of one parent, as a batch. Shared text is forwarded
+once, and the gradient flows back through the states. Calls run in groups of at most ``max_tokens``
+unique tokens; a prefix that two groups share is forwarded in both.
 
 The states go through transformers' interface of caches. :class:`BranchState` never writes to a
-tensor, as a cache for generation does: branches share their prefix's tensors.
+tensor, as a cache for generation does: branches share their prefix's tensors. For the same reason
+no pass continues a state by one token: Mamba 2 then takes its step for generation, which writes to
+the state and does not clamp the time step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -30,7 +35,23 @@ from babylon.training.grpo.tree_forward import (
     token_values,
 )
 
-STATEFUL = {"qwen3_next"}  # types of models whose layers hand their states on with a gradient
+# types of models whose layers hand their states on with a gradient; Mamba 1 (Jamba) starts each
+# scan from zero, whatever state it is given
+STATEFUL = {
+    "bailing_hybrid",
+    "bamba",
+    "falcon_h1",
+    "granitemoehybrid",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "zamba2",
+}
 
 
 class BranchState:
@@ -38,10 +59,13 @@ class BranchState:
 
     is_compileable = False
 
-    def __init__(self, parent: "BranchState | None" = None, seen: int = 0) -> None:
+    def __init__(
+        self, parent: "BranchState | None" = None, seen: int = 0, branches: int = 1
+    ) -> None:
         self.seen = seen
+        self.branches = branches
         self._keys: dict[int, tuple[Tensor, Tensor]] = dict(parent._keys) if parent else {}
-        self._states: dict[tuple[str, int], Tensor] = dict(parent._states) if parent else {}
+        self._states: dict[tuple[str, int, int], Tensor] = dict(parent._states) if parent else {}
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
@@ -60,32 +84,46 @@ class BranchState:
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        """Append keys and values ``[1, G, n, d]``, and return all of them."""
+        """Append keys and values ``[B, G, n, d]`` of B branches, and return all of them."""
         if (past := self._keys.get(layer_idx)) is not None:
-            keys, values = torch.cat([past[0], keys], 2), torch.cat([past[1], values], 2)
+            keys = torch.cat([self._branched(past[0]), keys], 2)
+            values = torch.cat([self._branched(past[1]), values], 2)
         self._keys[layer_idx] = keys, values
         return keys, values
 
+    def has_previous_state(self, layer_idx: int | None = None) -> bool:
+        """True if some layer has a state, or this one."""
+        return any(layer_idx in (None, layer) for _, layer, _ in self._states)
+
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self._states.get(("conv", layer_idx))
+        """The last inputs ``[B, c, k]`` of a convolution."""
+        return self._state("conv", layer_idx, state_idx)
 
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int
     ) -> Tensor:
-        """Return the inputs ``[1, c, n]`` after those that the convolution still sees."""
-        past = self.get_conv_state(layer_idx)
+        """Return the inputs ``[B, c, n]`` after those that the convolution still sees."""
+        past = self.get_conv_state(layer_idx, state_idx)
         inputs = inputs if past is None else torch.cat([past, inputs], -1)
-        self._states["conv", layer_idx] = inputs[..., -conv_kernel_size:]
+        self._states["conv", layer_idx, state_idx] = inputs[..., -conv_kernel_size:]
         return inputs
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self._states.get(("recurrent", layer_idx))
+        """The sum ``[B, ...]`` that a layer carries on."""
+        return self._state("recurrent", layer_idx, state_idx)
 
     def update_recurrent_state(
         self, state: Tensor, layer_idx: int, state_idx: int = 0, **_: object
     ) -> Tensor:
-        self._states["recurrent", layer_idx] = state
+        self._states["recurrent", layer_idx, state_idx] = state
         return state
+
+    def _state(self, kind: str, layer: int, number: int) -> Tensor | None:
+        state = self._states.get((kind, layer, number))
+        return None if state is None else self._branched(state)
+
+    def _branched(self, state: Tensor) -> Tensor:
+        return state.expand(self.branches, *state.shape[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,23 +192,80 @@ class StatefulForward:
 
     def _hidden(self, tree: PrefixTree) -> list[Tensor]:
         """Last hidden states ``[n, h]`` of each node."""
-        device = next(self.backbone.parameters()).device
         states: dict[int, BranchState] = {}
-        found: list[Tensor] = []
+        found: dict[int, Tensor] = {}
+        waiting: set[int] = set()  # nodes of one token, which run as the first one of each child
+        for run in _runs(tree):
+            first = tree.nodes[run[0]]
+            early = tree.nodes[first.parent].tokens if first.parent in waiting else first.tokens[:0]
+            tokens = [np.concatenate([early, tree.nodes[index].tokens]) for index in run]
+            seen = first.start - len(early)
+            states = {at: one for at, one in states.items() if tree.nodes[at].last > run[0]}
+            inner = first.last > run[0] + 1
+            if inner and seen and len(tokens[0]) == 1:
+                waiting.add(run[0])
+                states[run[0]] = states[first.parent]
+                continue
+            state = BranchState(states.get(first.parent), seen, len(run))
+            hidden = self._pass(tokens, state)
+            if len(early):
+                found.setdefault(first.parent, hidden[0, :1])
+            for index, row, of in zip(run, hidden, tokens, strict=True):
+                found[index] = row[len(early) : len(of)]
+            if inner:
+                states[run[0]] = state
+        return [found[index] for index in range(len(tree.nodes))]
+
+    def _pass(self, tokens: Sequence[NDArray[np.int64]], state: BranchState) -> Tensor:
+        """Last hidden states ``[B, n, h]`` of B branches of a state, padded to the longest.
+
+        Only leaves are padded: no later token sees their ends. One token after a state is, too.
+        """
+        device, longest = next(self.backbone.parameters()).device, max(map(len, tokens))
+        ids = np.zeros((len(tokens), max(longest, 2) if state.seen else longest), dtype=np.int64)
+        for row, of in zip(ids, tokens, strict=True):
+            row[: len(of)] = of
         backbone: Callable[..., Any] = self.backbone
-        for index, node in enumerate(tree.nodes):
-            state = BranchState(states.get(node.parent), node.start)
+        with _short_chunks(self.backbone, ids.shape[1]):
             output = backbone(
-                input_ids=torch.from_numpy(node.tokens).to(device)[None],
-                position_ids=torch.arange(node.start, node.end, device=device)[None],
+                input_ids=torch.from_numpy(ids).to(device),
+                position_ids=torch.arange(ids.shape[1], device=device)[None] + state.seen,
                 past_key_values=state,
                 use_cache=True,
             )
-            found.append(output.last_hidden_state[0])
-            states = {at: one for at, one in states.items() if tree.nodes[at].last > index + 1}
-            if node.last > index + 1:
-                states[index] = state
-        return found
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def _runs(tree: PrefixTree) -> Iterator[list[int]]:
+    """Nodes of one pass: an inner node, or neighbouring leaves padded to twice their tokens."""
+    run: list[int] = []
+    for index, node in enumerate(tree.nodes):
+        lengths = [len(tree.nodes[at].tokens) for at in (*run, index)]
+        alike = run and tree.nodes[run[0]].parent == node.parent and node.last == index + 1
+        if run and not (alike and max(lengths) * len(lengths) <= 2 * sum(lengths)):
+            yield run
+            run = []
+        run.append(index)
+        if node.last > index + 1:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+@contextmanager
+def _short_chunks(backbone: nn.Module, tokens: int) -> Iterator[None]:
+    """Mamba 2 pads its input to whole chunks. Their length does not change the result."""
+    mixers = [m for m in backbone.modules() if isinstance(getattr(m, "chunk_size", None), int)]
+    before = [mixer.chunk_size for mixer in mixers]
+    for mixer in mixers:
+        mixer.chunk_size = min(mixer.chunk_size, 1 << (tokens - 1).bit_length())
+    try:
+        yield
+    finally:
+        for mixer, size in zip(mixers, before, strict=True):
+            mixer.chunk_size = size
 
 
 def _between(

@@ -36,6 +36,7 @@ class TrainReport:
     staleness_2: int
     staleness_unknown: int
     logprob_mismatch: float  # mean |log p - log mu| of logged calls sampled from the parent
+    calls_of_other_weights: int  # sampled from the parent, with logprobs that are not the parent's
     kl_before: float  # k3(mu || p): staleness of the window
     k1_before: float
     ess: float  # (sum w)^2 / (n sum w^2), w before truncation

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_day import __main__ as day
+from benchmarks.gpu_day.head import measure_heads
 from benchmarks.gpu_day.parts import Place, train
 
 
@@ -17,6 +18,14 @@ def test_updates_are_measured_through_the_products_own_function(tmp_path: Path, 
     assert (tmp_path / "next" / "config.json").exists() is (size == "0.5b")
     assert found["oom_halvings"] == 0
     assert all(float(found[name]) > 0 for name in ("s_an_iteration", "unique_token_mfu"))  # type: ignore[arg-type]
+
+
+def test_heads_are_measured_beside_the_exact_one() -> None:
+    """Liger and Cut Cross-Entropy are no dependencies."""
+    found = measure_heads(rehearse=True)
+    assert found["fp32_error"] == 0
+    assert 1e-5 < float(found["bf16_error"]) < 0.01  # type: ignore[arg-type]
+    assert found.get("liger") == "not installed (liger_kernel)" or "liger_error" in found
 
 
 def test_a_second_call_runs_only_what_has_not_passed(

@@ -1,10 +1,15 @@
 """The memory plan against counted weights, saved activations, and the figures of large models."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig
+from typer.testing import CliRunner
 
+from babylon.cli import app
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.memory_plan import (
@@ -118,3 +123,66 @@ def test_an_engine_leaves_the_rest_of_its_device_to_trainer_and_checks() -> None
     assert share_device(**given, engine="remote", vllm_args="", tuning="full").engine == 0
     own = share_device(**given, engine="embedded", vllm_args="", tuning="lora")
     assert own.engine == model
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "7b": {
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "32b": {
+        "vocab_size": 151_936,
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "portion", "fits"),
+    [
+        ("7b", {"TUNING": "lora", "VLLM_ARGS": "--gpu-memory-utilization 0.4"}, 16_384, True),
+        ("7b", {"TUNING": "lora"}, None, False),  # vLLM takes nine tenths
+        ("7b", {"TUNING": "full", "VLLM_ARGS": "--gpu-memory-utilization 0.15"}, None, False),
+        (
+            "7b",
+            {
+                "TUNING": "full",
+                "OPTIMIZER": "adamw8bit",
+                "VLLM_ARGS": "--gpu-memory-utilization 0.15",
+            },
+            16_384,
+            True,
+        ),
+        # the update fits, the checks of a model in fp32 do not: they need a device of their own
+        ("32b", {"TUNING": "lora", "VLLM_ARGS": "--gpu-memory-utilization 0.4"}, 8192, False),
+    ],
+)
+def test_what_fits_one_h200_beside_vllm(
+    size: str,
+    settings: dict[str, str],
+    portion: int | None,
+    fits: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """7B and 32B on 139 GiB, calls of 8,192 tokens, largest portion with recomputed activations."""
+    kind = AutoConfig.for_model("qwen3", tie_word_embeddings=False, **SIZES[size])
+    kind.save_pretrained(tmp_path)
+    given = {"ENGINE": "vllm", "VLLM_PYTHON": "python", "BASE_PRECISION": "bf16"}
+    for name, value in {**given, "BABYLON_HOME": str(tmp_path / "home"), **settings}.items():
+        monkeypatch.setenv(name, value)
+    command = ["model", "memory", str(tmp_path), "--device-gib", "139", "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == (0 if fits else 1), done.output
+    plan = json.loads(done.stdout)
+    assert plan["portion_beside_engine_recomputed"] == portion
+    assert plan["fits_beside_engine"] is fits

@@ -9,8 +9,9 @@ import torch
 
 from babylon.training.grpo.forward import FittingForward, Path, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
+from babylon.training.grpo.stateful import STATEFUL
 from babylon.training.grpo.training_input import CallTokens
-from tests.unit.training.grpo.architectures import ARCHITECTURES, architecture
+from tests.unit.training.grpo.architectures import ARCHITECTURES, STATES, architecture
 from tests.unit.training.grpo.trees import (
     DecoupledLoss,
     assert_same_gradient,
@@ -49,7 +50,7 @@ def check(model: Any, calls: list[CallTokens], bounds: list[tuple[Path, int]] = 
             assert_same_gradient(gradient(model), reference)
 
 
-@pytest.mark.parametrize("kind", [name for name in ARCHITECTURES if name != "qwen3_next"])
+@pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_the_tree_gives_every_architecture_the_gradient_of_the_formula(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,30 +59,71 @@ def test_the_tree_gives_every_architecture_the_gradient_of_the_formula(
     check(model, shared_calls())
 
 
+def branches_of_one_token() -> list[CallTokens]:
+    """Inner nodes and leaves of one token, and calls that end in them."""
+    random = Random(5)
+    start = tokens(random, 20)
+    return [
+        call([*start, 1, 3, *tokens(random, 4)], [5, 6, 7]),
+        call([*start, 1, 3, 9], [8, 2]),
+        call([*start, 1, 4, 9], [8]),
+        call([*start, 1, 4, 8], [8]),
+        call([*start, 2], [8, 9, 1]),
+        call([*start, 1], [11]),
+        call([7], [11, 4]),
+        call([7, 1], [3]),
+    ]
+
+
+def test_all_models_whose_states_branch_are_compared() -> None:
+    assert set(STATES) == STATEFUL
+
+
+@pytest.mark.parametrize("kind", STATES)
 def test_a_models_states_are_kept_where_the_tree_branches(
-    caplog: pytest.LogCaptureFixture,
+    kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In one group, in several, and without sharing."""
-    model = architecture("qwen3_next")
+    model = architecture(kind)
     assert PolicyForward(model).path == "stateful", caplog.text
-    check(model, shared_calls(), [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])
-    passes = [0]
-    model.model.register_forward_pre_hook(lambda *_: passes.__setitem__(0, passes[0] + 1))
+    calls = shared_calls() + branches_of_one_token()
+    check(model, calls, [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])
+
+
+def test_a_shared_state_is_computed_once() -> None:
+    model = architecture("granitemoehybrid")
+    seen: list[int] = []
+    model.model.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True
+    )
     tree = compile_tree(shared_calls())
     PolicyForward(model, max_tokens=10_000, path="stateful").logprobs(tree)
-    assert passes[0] == len(tree.nodes)
-    fitting = FittingForward(model, None, checkpointing=True)
-    assert not fitting.checkpointing  # it would drop the states
+    assert len(seen) < len(tree.nodes)  # neighbouring leaves are one batch
+    assert sum(seen) < 1.5 * tree.unique_tokens
+    assert not FittingForward(model, None, checkpointing=True).checkpointing  # drops the states
+    assert all(layer.mamba.chunk_size == 16 for layer in model.model.layers[:1])
+
+
+def test_a_hybrids_layers_of_attention_alone_need_no_states(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = architecture("granitemoehybrid", layer_types=["full_attention"] * 2)
+    assert PolicyForward(model).path == "piecewise", caplog.text
+    check(model, shared_calls())
 
 
 def test_a_model_with_other_states_is_padded_and_the_log_names_its_layers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = architecture("lfm2", layer_types=["conv", "full_attention"])
+    """The scan of Mamba 1 starts from zero, whatever state it is given."""
+    options = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}
+    model = architecture("jamba", mamba_d_state=8, **options)
     with caplog.at_level(logging.WARNING):
         assert PolicyForward(model).path == "padded"
-    assert "layers of type conv, whose state no tree shares" in caplog.text
+    assert "layers of type linear_attention, whose state no tree shares" in caplog.text
     check(model, shared_calls(), [("padded", 2000)])
+    with pytest.raises(AssertionError):
+        check(model, shared_calls(), [("stateful", 10_000)])
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.grpo.training_window import compile_window
 from babylon.training.grpo.tree_forward import of_similar_length
 from tests.tiny_policy import tiny_model
+from tests.unit.training.grpo.trees import naive_logprobs
 from tests.unit.training.grpo.windows import update, weights, window
 
 
@@ -125,6 +127,38 @@ def test_the_logprob_mismatch_is_that_of_calls_of_the_parent_itself() -> None:
     same_differs = versioned([off(t, 0.5) for t in window()])
     report = update(tiny_model(0), same_differs, staleness=ages, iterations=1)
     assert report.logprob_mismatch == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+@pytest.mark.parametrize("rounding", [0.0, 0.01])
+def test_calls_that_other_weights_answered_are_found_in_their_window(
+    wrong: int, rounding: float
+) -> None:
+    """Other weights are one update away: 0.01 nats a token. Rounding moves all calls."""
+    random, own, other = Random(0), tiny_model(0), tiny_model(0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.005 * torch.randn_like(parameter))
+    trajectories, calls = [], []
+    for number in range(24):
+        model = other if number < wrong else own
+        tokens = [random.randrange(2, 50) for _ in range(30)]
+        call = CallTokens(prompt=tokens[:10], completion=tokens[10:], logprobs=None)
+        logged = naive_logprobs(model, call).detach() + rounding * torch.randn(20)
+        calls.append(replace(call, logprobs=logged.tolist()))
+        trajectories.append(
+            ScoredTrajectory(
+                trajectory_id=f"{number}", group="s", score=float(number % 2), calls=[calls[-1]]
+            )
+        )
+    if wrong:
+        kept = torch.tensor([x for call in calls[:wrong] for x in call.logprobs or ()])
+        exact = torch.cat([naive_logprobs(own, call).detach() for call in calls[:wrong]])
+        assert divergence(kept, exact)[1] < 0.03
+    report = update(tiny_model(0), versioned(trajectories), staleness={7: 0}, iterations=1)
+    assert report.calls_of_other_weights == wrong
+    assert report.logprob_mismatch < 0.1  # so promotion alone would not have told
 
 
 def test_shared_prompts_are_counted_once() -> None:

@@ -373,3 +373,18 @@ def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
 )
 def test_on_cpu_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, tokens):
     assert portion_tokens(device, hidden_size) == tokens
+
+
+@pytest.mark.slow
+def test_a_context_of_32k_tokens_has_the_gradient_of_the_formula() -> None:
+    """Two calls in eleven portions, which share all but their last 60 tokens."""
+    random = Random(0)
+    start = tokens(random, 32_700)
+    calls = [call([*start, *tokens(random, 20)], tokens(random, 40)) for _ in range(2)]
+    model = model_of(num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=32_768)
+    loss = DecoupledLoss(model, calls)
+    reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
+    forward = PolicyForward(model)
+    assert forward.path == "piecewise" and forward.max_tokens == 3072
+    forward.accumulate(compile_tree(calls), loss)
+    assert_same_gradient(gradient(model), reference)

@@ -125,3 +125,39 @@ def test_logits_are_not_rounded_under_autocast() -> None:
     mixed = gradients(values, hidden, head)
     for one, other in zip((*exact, *slopes), (*values, *mixed), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def to_tf32(tensor: Tensor) -> Tensor:
+    """Round to eleven significant bits, as a tensor core reads fp32 under TF32."""
+    bits = tensor.detach().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "unit", "typical"), [("tf32", 2**-11, 2e-3), ("bf16", 2**-8, 2e-2)]
+)
+def test_a_coarse_head_moves_a_logprob_no_further_than_its_bound(
+    precision: str, unit: float, typical: float
+) -> None:
+    """With unit roundoff u, a logit moves by (2u + u^2) sum_i |h_i w_i|, and in bf16 its own
+    rounding adds u |z|. A logprob moves by twice the largest, over the temperature.
+    """
+    torch.manual_seed(0)
+    width, vocabulary = 256, 2000
+    hidden, weight = torch.randn(64, width), torch.randn(vocabulary, width) / width**0.5
+    temperature, row = torch.full((64,), 0.7), torch.arange(64)
+    target = torch.randint(vocabulary, (64,))
+
+    def logprobs(head: Callable[[Tensor], Tensor]) -> Tensor:
+        return token_values(head, vocabulary, hidden, temperature, row, target)[0]
+
+    exact = logprobs(lambda given: given @ weight.T)
+    bound = (2 * unit + unit**2) * (hidden.abs() @ weight.abs().T)
+    if precision == "tf32":
+        coarse = logprobs(lambda given: to_tf32(given) @ to_tf32(weight).T)
+    else:
+        coarse = logprobs(lambda given: given.bfloat16() @ weight.bfloat16().T)
+        bound = bound + unit * ((hidden @ weight.T).abs() + bound)
+    moved = (coarse - exact).abs()
+    assert (moved <= 2 * bound.amax(1) / 0.7).all()
+    assert unit / 10 < float(moved.mean()) < typical
