@@ -7,7 +7,6 @@ handed from checkpoint to checkpoint. Small losses therefore do not add up over 
 never trained on, so a policy cannot learn them by heart.
 """
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
@@ -21,17 +20,9 @@ from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.likelihood import free_memory
+from babylon.training.update_result import Recall
 
 RECALL_FILE = "recall.json"  # in a checkpoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
-    """Nats a token of an update's policy, and the fewest of its line. ``chats``: their digest."""
-
-    nats: float
-    best: float
-    chats: str
 
 
 def remembered(parent: str, target: Path, chats: Path, max_tokens: int | None) -> Recall:

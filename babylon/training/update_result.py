@@ -6,14 +6,11 @@ This module does not import torch, so that stages and trainers can import it at 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from babylon.core.types import Metrics, Scored
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.preferences.preference_report import Learnt, PreferenceReport
-
-if TYPE_CHECKING:
-    from babylon.training.recall import Recall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +49,18 @@ class ArtReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """How well a policy writes the chats of ``RECALL_CHATS`` (``recall.py``), in nats a token.
+
+    ``best``: the fewest of its line. ``chats``: their digest.
+    """
+
+    nats: float
+    best: float
+    chats: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """A trained window. ``trajectory_ids`` are the trajectories that moved the policy.
 
@@ -63,7 +72,7 @@ class Update:
     excluded: Excluded
     trajectory_ids: tuple[str, ...]
     preferences: PreferenceReport | None = None
-    recall: "Recall | None" = None
+    recall: Recall | None = None
 
 
 def update_of(learnt: Learnt, excluded: Excluded) -> Update:
