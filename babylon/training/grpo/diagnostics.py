@@ -304,14 +304,13 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     k1_reference, k3_reference = divergence(after, anchor)
     gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}
-    mass, ages = window.mass_of_trajectories(), Counter(window.staleness)
-    sharing, config = window.sharing, window.config
+    mass, ages, sharing = window.mass_of_trajectories(), Counter(window.staleness), window.sharing
     return TrainReport(
         training_loss=fmean(record.losses),
         train_steps=len(record.losses),
         iterations=record.iteration - 1,
         iterations_undone=record.undone,
-        stopped_early=record.iteration <= config.iterations,
+        stopped_early=record.iteration <= window.config.iterations,
         trained_trajectories=len(window.trajectory_ids),
         groups_without_signal=window.groups_without_signal,
         calls=len(window.calls),
