@@ -56,11 +56,12 @@ def test_the_fittest_of_a_population_goes_on(
         level="L0", arm="population", seed=0, hours=1, agents=8, worlds=1, base=embedded_model.name
     )
     [(hour, policy)] = program._learner(key, embedded_model, (), tmp_path)
-    assert len(hour.gains) == len(population.FOUNDERS) and min(hour.gains) < max(hour.gains)
+    gains = [gain for gain in hour.gains if gain is not None]  # some siblings may be unfit
+    assert len(hour.gains) == len(population.FOUNDERS) and min(gains) < max(gains)
     fresh = unseen_scenarios("fitness", "curriculum:L0:0:0", 16, LEVELS["L0"].rules(0))
     worlds = FitnessWorlds(scenarios=tuple(fresh), seats=1)
     parent, kept = (worlds.played_by(str(path), 0) for path in (embedded_model, policy))
-    assert fitness(parent, kept).mean == pytest.approx(max(hour.gains))
+    assert fitness(parent, kept).mean == pytest.approx(max(gains))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0", "hours.jsonl"]
     [(again, _)] = program._learner(key, embedded_model, (), tmp_path)
     assert again == hour and policy.exists()

@@ -24,7 +24,7 @@ from babylon.game.market.transcripts import scripted_chats
 from babylon.serving import pinned_calls
 from babylon.serving.engine.engine_process import make_app
 from babylon.store import Store
-from babylon.store.gateways import GatewayRow
+from babylon.store.gateways import live_gateways, GatewayRow
 from babylon.store.policies import get_policy
 from tests.integration.test_serving import (
     Stack,
@@ -90,6 +90,8 @@ async def test_a_gateway_that_was_started_again_is_asked_with_its_new_key(
         url = str(engine.make_url("")).rstrip("/")
         async with running_gateway(store, settings, url) as first:
             await until_healthy(first)
+            while not await live_gateways(store):  # on a busy machine it may count as dead
+                await asyncio.sleep(0.05)
             # Entered here and left below: the match outlives the gateway.
             match = engine_table(store, "babylon", [0])
             table = await match.__aenter__()
