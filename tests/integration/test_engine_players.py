@@ -24,7 +24,7 @@ from babylon.game.market.transcripts import scripted_chats
 from babylon.serving import pinned_calls
 from babylon.serving.engine.engine_process import make_app
 from babylon.store import Store
-from babylon.store.gateways import live_gateways, GatewayRow
+from babylon.store.gateways import GatewayRow, live_gateways
 from babylon.store.policies import get_policy
 from tests.integration.test_serving import (
     Stack,
