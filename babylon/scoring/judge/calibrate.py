@@ -154,15 +154,16 @@ class _Fit:
 
     @property
     def errors(self) -> Floats:
-        """Standard errors ``[N]`` relative to the mean of the items that have scores."""
+        """Standard errors ``[N]`` relative to the mean of all items.
+
+        An item without a score counts by its prior, so a group that lost one is read more often.
+        """
         # A score tells less than one of normal noise: by the ratio of Fisher's information.
         noise = self._noise * (_TAILS + 3) / (_TAILS + 1)
         own, linked, inner = self._posterior(noise)
-        half = linked @ inner
-        share = (self._shown > 0) / np.count_nonzero(self._shown)
-        mean = linked.T @ share
-        each = own + (half * linked).sum(axis=1) - 2 * (own * share + half @ mean)
-        return _deviations(each + own @ share**2 + mean @ inner @ mean)
+        half, total = linked @ inner, linked.sum(axis=0)
+        each = own + (half * linked).sum(axis=1) - 2 * (own + half @ total) / len(own)
+        return _deviations(each + (own.sum() + total @ inner @ total) / len(own) ** 2)
 
     def step(self) -> None:
         """Run one round: the posterior given the variances, then the variances given that."""

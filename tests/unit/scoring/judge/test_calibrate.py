@@ -86,12 +86,6 @@ def test_a_misreading_moves_a_worth_little_and_normal_noise_costs_nothing(monkey
     assert errors[8.0] < most * errors[1e9]
 
 
-def test_an_item_without_a_score_widens_no_other_interval():
-    seen = observe([(0, 1, 2), (2, 1, 0)], lambda r, i, p: (0.2, 0.45, 0.8)[i] + 0.02 * r * i)
-    known, more = calibrate(seen, 3, together=True), calibrate(seen, 4, together=True)
-    assert more.errors[:3] == pytest.approx(known.errors, rel=1e-3)
-
-
 def test_a_judge_that_says_the_same_of_all_leaves_them_equal():
     seen = observe([(0, 1, 2), (2, 1, 0)], lambda r, i, p: 0.5)
     assert calibrate(seen, 3, together=True).scores == pytest.approx([0.5] * 3)
