@@ -1,6 +1,6 @@
 """Agreement with outcomes of a judge that was trained here, on windows of the simulator.
 
-    python -m benchmarks.judge_train [--windows 200] [--size 8] [--epochs 3] [--rounds 2] [--seed 0]
+    python -m benchmarks.judge_train [--windows 200] [--size 8] [--epochs 6] [--rounds 2] [--seed 0]
         [--json]
 
 The embedded model learns from the earlier 80 % of the windows (``babylon.stages.train_judge``) by a
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--windows", type=int, default=200)
     parser.add_argument("--size", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--later", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

@@ -146,7 +146,7 @@ def train(
     later: Annotated[
         float, typer.Option(min=0.05, max=0.9, help="Share of the windows that test the judge.")
     ] = 0.3,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes of SFT.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes of SFT.")] = 6,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of GRPO after SFT.")] = 2,
     tuning: Annotated[
         Literal["full", "lora"], typer.Option(help="Weights that are trained.")

@@ -69,7 +69,7 @@ class JudgeTraining:
     """Options: share of windows that come later, passes of SFT, rounds of GRPO, answers each."""
 
     later: float = 0.3
-    epochs: int = 4
+    epochs: int = 6
     rounds: int = 2
     prompts: int = 48
     answers: int = 8

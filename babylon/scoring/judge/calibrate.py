@@ -156,7 +156,7 @@ class _Fit:
     def errors(self) -> Floats:
         """Standard errors ``[N]`` relative to the mean of all items.
 
-        An item without a score counts by its prior, so a group that lost one has wider intervals.
+        An item without a score counts by its prior, so a group that lost one is read more often.
         """
         # A score tells less than one of normal noise: by the ratio of Fisher's information.
         noise = self._noise * (_TAILS + 3) / (_TAILS + 1)

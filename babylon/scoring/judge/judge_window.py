@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 from random import Random
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from babylon.core.errors import ScoringError
 from babylon.core.types import Rejection
@@ -306,6 +306,7 @@ class GroupJudging:
             errors=tuple(float(estimate.errors[item]) for item in known),
             outcomes=tuple(outcomes[name] for name in ids),
             trajectory_ids=ids,
+            spread_usd=pstdev(outcomes[one.trajectory_id] for one in self.prompts.shown),
         )
 
     def _next(self, number: int) -> list[Block]:

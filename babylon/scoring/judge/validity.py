@@ -60,7 +60,9 @@ class JudgedGroup:
     """A judged group beside its outcomes, in the same order ``[n]``.
 
     ``opinions`` are the judge's scores before any correction, ``errors`` their standard errors by
-    noise. ``outcomes`` are realised P&L in US dollars. ``trajectory_ids`` are missing in rows of
+    noise. ``outcomes`` are realised P&L in US dollars. ``spread_usd`` is the standard deviation of
+    the outcomes of all plays of the group, lost ones included (0: of ``outcomes``): the judge's
+    scale does not follow the plays that are left. It and ``trajectory_ids`` are missing in rows of
     earlier versions.
     """
 
@@ -68,6 +70,7 @@ class JudgedGroup:
     errors: tuple[float, ...]
     outcomes: tuple[float, ...]
     trajectory_ids: tuple[str, ...] = ()
+    spread_usd: float = 0.0
 
 
 class UnprovenJudgeError(WindowNotReadyError):
@@ -222,7 +225,7 @@ def _pair(group: JudgedGroup) -> tuple[Floats, Floats, Floats] | None:
     if len(outcomes) < 2 or float(outcomes.std()) < _LEAST_SPREAD:
         return None
     opinions = np.asarray(group.opinions, dtype=np.float64)
-    outcomes = (outcomes - outcomes.mean()) / outcomes.std()
+    outcomes = (outcomes - outcomes.mean()) / (group.spread_usd or float(outcomes.std()))
     return opinions - opinions.mean(), outcomes, np.asarray(group.errors, dtype=np.float64)
 
 

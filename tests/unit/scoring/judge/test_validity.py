@@ -1,6 +1,8 @@
 """Trust in a judge, learned from outcomes: judges of known error, in many windows."""
 
+from dataclasses import replace
 from random import Random
+from statistics import pstdev
 
 import numpy as np
 import pytest
@@ -47,7 +49,7 @@ def coverage(persistent, noise, tails=0, size=8):
                 estimate = Estimate(
                     scores=np.array(one.opinions), errors=np.array(one.errors), reliability=1.0
                 )
-                scores, halves = believe(estimate, learn(history), range(size))
+                scores, halves = believe(estimate, learn(history), range(len(truth)))
                 exact = np.array(truth) - np.mean(truth)
                 inside += list(np.abs(scores - scores.mean() - exact) <= halves)
             history = [*history, one][-WINDOWS:]
@@ -61,6 +63,16 @@ def coverage(persistent, noise, tails=0, size=8):
 )
 def test_half_of_the_true_values_lie_in_their_intervals(persistent, noise, tails):
     assert 0.45 <= coverage(persistent, noise, tails) <= 0.55
+
+
+def test_a_refused_play_leaves_the_unit_of_outcomes_as_it_was():
+    random, groups = Random(2), []
+    for _ in range(30):
+        one = group(random, 4, noise=0.02)[1]
+        rest = {name: getattr(one, name)[1:] for name in ("opinions", "errors", "outcomes")}
+        groups.append(replace(one, **rest, spread_usd=pstdev(one.outcomes)))
+    own = [replace(one, spread_usd=0.0) for one in groups]  # the spread of the rest as the unit
+    assert learn(groups).validity > learn(own).validity + 0.03
 
 
 def test_a_steady_error_shrinks_scores_and_never_turns_their_order():
