@@ -259,7 +259,7 @@ def calls_of_other_weights(logged: Logged, proximal: Tensor) -> int:
     beyond rounding and far beyond the median call's.
     """
     exact, count = logged.exact, len(logged.offsets) - 1
-    gaps = (proximal - logged.mu)[exact].double().abs()
+    gaps = _parents_gaps(logged, proximal)
     call = torch.repeat_interleave(torch.arange(count, device=gaps.device), logged.offsets.diff())
     tokens = torch.bincount(call[exact], minlength=count)
     sums = torch.zeros_like(tokens, dtype=gaps.dtype).index_add_(0, call[exact], gaps)
@@ -267,6 +267,11 @@ def calls_of_other_weights(logged: Logged, proximal: Tensor) -> int:
     if not len(means):
         return 0
     return int((means > max(_ROUNDING, _CLEARLY * float(means.median()))).sum())
+
+
+def _parents_gaps(logged: Logged, proximal: Tensor) -> Tensor:
+    """``|log p - log mu|`` of the tokens that the parent itself logged."""
+    return (proximal - logged.mu)[logged.exact].double().abs()
 
 
 def weight_sample(model: nn.Module) -> list[Tensor]:
@@ -302,7 +307,6 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
     # Without a reference, the divergence from it is zero.
     anchor = after if record.reference is None else record.reference
     k1_reference, k3_reference = divergence(after, anchor)
-    gaps = (p - logged.mu)[logged.exact].double().abs()
     shares = {name: _share(flag) for name, flag in zip(FLAGS, record.flags, strict=True)}
     mass, ages, sharing = window.mass_of_trajectories(), Counter(window.staleness), window.sharing
     return TrainReport(
@@ -324,7 +328,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         staleness_1=ages[1],
         staleness_2=ages[2],
         staleness_unknown=ages[None],
-        logprob_mismatch=float(gaps.mean()) if len(gaps) else 0.0,
+        logprob_mismatch=float(gaps.mean()) if len(gaps := _parents_gaps(logged, p)) else 0.0,
         calls_of_other_weights=calls_of_other_weights(logged, p),
         kl_before=k3_before,
         k1_before=k1_before,

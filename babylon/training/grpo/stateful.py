@@ -257,10 +257,8 @@ def _runs(tree: PrefixTree) -> Iterator[list[int]]:
 @contextmanager
 def _short_chunks(backbone: nn.Module, tokens: int) -> Iterator[None]:
     """Mamba 2 pads its input to whole chunks. Their length does not change the result."""
-    mixers: list[Any] = [
-        m for m in backbone.modules() if isinstance(getattr(m, "chunk_size", None), int)
-    ]
-    before = [mixer.chunk_size for mixer in mixers]
+    mixers: list[Any] = [m for m in backbone.modules() if hasattr(m, "chunk_size")]
+    before: list[int] = [mixer.chunk_size for mixer in mixers]
     for mixer in mixers:
         mixer.chunk_size = min(mixer.chunk_size, 1 << (tokens - 1).bit_length())
     try:
