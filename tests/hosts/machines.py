@@ -20,6 +20,7 @@ import pytest
 
 from babylon.store.postgres_programs import binaries
 from tests.object_server import BUCKET, ENVIRONMENT, MOTO
+from tests.silent_relay import relay_command, through
 
 NETWORK = f"10.77.{1 + os.getpid() % 250}"
 PREFIX = f"bab{os.getpid() % 10_000}"  # two runs on one machine do not meet
@@ -210,6 +211,17 @@ def start_postgres(machine: Machine) -> str:
     for _ in range(1200):
         if pid.exists() and "ready" in pid.read_text():
             return f"postgresql://babylon:{PASSWORD}@{machine.address}:{POSTGRES_PORT}/postgres"
+        assert machine.running[-1].poll() is None, machine.logs()
+        time.sleep(0.1)
+    raise AssertionError(machine.logs())
+
+
+def start_relay(machine: Machine, url: str) -> str:
+    """Start a relay to Postgres that signals delay and reset; return the URL through it."""
+    log = machine.start(*relay_command(url, machine.address, POSTGRES_PORT))
+    for _ in range(600):
+        if log.read_text().startswith(str(POSTGRES_PORT)):
+            return through(url, machine.address, POSTGRES_PORT)
         assert machine.running[-1].poll() is None, machine.logs()
         time.sleep(0.1)
     raise AssertionError(machine.logs())
