@@ -14,6 +14,7 @@ from babylon.serving.gateway.engine_client import EngineDownError
 from babylon.serving.vllm.command import vllm_service
 from tests.contract.checkpoints import Checkpoints
 from tests.contract.engines import (
+    VLLM_PYTHON,
     EngineUnderTest,
     host_settings,
     open_engine,
@@ -43,7 +44,7 @@ def running_server(
     )
     command = list(service.command)
     command = command[command.index("babylon.serving.vllm.process_group") + 1 :]
-    if "--middleware" in command:  # a server of our own has a guard, and a key for it
+    if VLLM_PYTHON:  # without the guard of our own servers, and its key
         at = command.index("--middleware")
         command = command[2:at] + command[at + 2 :]
     with running(command, f"http://127.0.0.1:{port}", environment):

@@ -121,7 +121,7 @@ async def test_members_with_a_temperature_sample_their_own_replies(
     settings = settings.replace(
         training={"objective": "dpo", "iterations": 1, "learning_rate": 1e-3, "lora_rank": 2},
         preferences={"prompts": 5, "replies": 6},
-        population={"size": 2, "genes": "temperature", "worlds": 4},
+        population={"size": 2, "genes": "temperature", "worlds": 16},
     )
     await train_window(store, settings, await tied_window(store, settings, base))
     genes = {member.genes["temperature"] for member in await list_members(store)}
