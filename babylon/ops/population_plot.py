@@ -36,7 +36,7 @@ def plot_lineage(standings: Sequence[MemberStanding], path: Path) -> Path:
             marker=_MARKS.get(one.origin, "o"),
             facecolors="none" if one.fitness is None else "tab:blue",
             edgecolors="tab:blue",
-            zorder=2,
+            zorder=3,  # above the lines
         )
         axes.annotate(
             str(one.member), (one.generation, own), xytext=(6, 4), textcoords="offset points"
