@@ -31,6 +31,7 @@ class EmbeddedModelRecipe:
     layers: int = 3
     heads: int = 3
     steps: int = 450
+    short_steps: int = 0
     batch_size: int = 32
     learning_rate: float = 3e-3
     tokenizer_chats: int = 2000
@@ -52,7 +53,8 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         vocab_size=2048,
         hidden_size=64,
         heads=2,
-        steps=250,
+        steps=500,
+        short_steps=300,
         tokenizer_chats=1000,
     ),
 }

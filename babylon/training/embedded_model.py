@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.game.market.levels import LEVELS
-from babylon.game.market.scenario import HOUR
+from babylon.game.market.scenario import HOUR, STARTER
 from babylon.game.market.transcripts import Choices, scripted_chats, varied_choices
 from babylon.game.market.words import TICKERS
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
@@ -47,7 +47,8 @@ def _tokenizer_texts(recipe: "EmbeddedModelRecipe") -> Iterator[str]:
     else:
         chats = (
             [*choices.prompt, {"role": "assistant", "content": choices.replies[0]}]
-            for choices in _long_prompts(recipe)
+            for pair in zip(_long_prompts(recipe), _short_prompts(recipe), strict=False)
+            for choices in pair
         )
     for chat in itertools.islice(chats, recipe.tokenizer_chats):
         yield from (f"{message['role']}\n{message['content']}" for message in chat)
@@ -57,6 +58,10 @@ def _long_prompts(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
     """Yield prompts of all levels that have the long prompt, with replies to imitate."""
     worlds = [HOUR, LEVELS["L1"].rules(0), HOUR, LEVELS["L2"].rules(0)]
     return varied_choices(recipe.seed, worlds, REPLIES)
+
+
+def _short_prompts(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
+    return varied_choices(recipe.seed, [STARTER], REPLIES)
 
 
 def _blank_model(
@@ -127,7 +132,8 @@ def _of_choices(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
 ) -> Iterator[float]:
     """Do the same for long prompts with several replies each, by the trainer's prefix tree."""
-    prompts, forward = _long_prompts(recipe), PolicyForward(model)
+    short = itertools.islice(_short_prompts(recipe), recipe.short_steps * recipe.batch_size)
+    prompts, forward = itertools.chain(short, _long_prompts(recipe)), PolicyForward(model)
     while True:
         calls = [
             CallTokens(

@@ -11,7 +11,7 @@ from babylon.game.market.account import Position
 from babylon.game.market.feed import MAX_CONTENT, FeedPost, one_line
 from babylon.game.market.market import Seat
 from babylon.game.market.perps import FUNDING_MINUTES, MAX_LEVERAGE, MIN_SIZE
-from babylon.game.market.scenario import Rules
+from babylon.game.market.scenario import News, Rules
 
 SYSTEM_PROMPT = (
     "You trade prediction markets. A winning share pays $1. Answer with one JSON object: "
@@ -44,7 +44,7 @@ def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:
 def _small_game(game: Seat, agent_name: str) -> list[str]:
     lines = [f"{question.market_id} {question.text}" for question in game.scenario.questions]
     if news := game.scenario.news[game.tick]:
-        lines.append(f"News on {news.market_id}: {news.text}.")
+        lines.append(_headline(news))
     prices = " ".join(f"{market} {pool.probability:.2f}" for market, pool in game.pools.items())
     lines.append(f"YES prices: {prices}")
     positions = " ".join(
@@ -111,8 +111,10 @@ def _market(game: Seat) -> list[str]:
         due = _clock(minute + FUNDING_MINUTES - minute % FUNDING_MINUTES)
         now += f", next funding at {due}"
     lines += [f"{now}. Prices:", *_questions(game), *_perps(game)]
-    if news := _recent_news(game):
-        lines += ["Recent news:", *news]
+    if news := _earlier_news(game):
+        lines += ["Earlier news:", *news]
+    if news := game.scenario.news[game.tick]:
+        lines.append(_headline(news))
     if posts := game.market.feed.posts[-RECENT:]:
         lines += ["Feed:", *(line for post in posts for line in _post(post))]
     return lines
@@ -146,13 +148,17 @@ def _perps(game: Seat) -> list[str]:
     return lines
 
 
-def _recent_news(game: Seat) -> list[str]:
+def _earlier_news(game: Seat) -> list[str]:
     told = [
         f"minute {tick + 1}, {news.market_id}: {news.text}."
-        for tick, news in enumerate(game.scenario.news[: game.tick + 1])
+        for tick, news in enumerate(game.scenario.news[: game.tick])
         if news
     ]
     return told[-RECENT:]
+
+
+def _headline(news: News) -> str:
+    return f"News on {news.market_id}: {news.text}."
 
 
 def _post(post: FeedPost) -> list[str]:

@@ -28,12 +28,12 @@ def buy(market: str, side: Side, amount: float) -> Order:
 def stake_on(
     seat: Seat, market: str, side: Side, stake: float, leverage: float = LEVERAGE
 ) -> Decision:
-    """Stake ``stake`` dollars, or the whole balance if it is smaller.
+    """Stake ``stake`` dollars, or as much as the rules and the balance allow.
 
     The bet is on a side of a question, or on a perp's rise (YES) or fall (NO). An open position in
     the other direction is closed instead.
     """
-    left = min(stake, floor(seat.balance))
+    left = min(stake, seat.scenario.rules.max_order, floor(seat.balance))
     if market in seat.pools:
         return buy(market, side, left) if left >= 1 else Hold()
     if market not in seat.prices:
