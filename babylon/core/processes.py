@@ -31,6 +31,7 @@ SUPERVISOR = "BABYLON_SUPERVISOR"  # the parent's pid, in the environment of a s
 GRACE_S = 20.0
 _SUPERVISED_GRACE_S = 15.0
 _POLL_S, _ORPHAN_POLL_S = 0.1, 0.25
+_ORPHAN_AGAIN_S = 10.0  # calls in flight have this long
 _SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
@@ -230,13 +231,18 @@ def rotate_logs(directory: Path, most: int = LOG_BYTES) -> None:
 
 
 async def exit_with_supervisor() -> None:
-    """End this process when its supervisor is gone. Return at once in one without a supervisor."""
+    """End this process when its supervisor is gone. Return at once in one without a supervisor.
+
+    SIGTERM is sent again, because a server that has not begun to serve may miss the first.
+    """
     supervisor = os.environ.get(SUPERVISOR)
-    while supervisor is not None:
-        if os.getppid() != int(supervisor):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
+    if supervisor is None:
+        return
+    while os.getppid() == int(supervisor):
         await asyncio.sleep(_ORPHAN_POLL_S)
+    while True:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(_ORPHAN_AGAIN_S)
 
 
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):

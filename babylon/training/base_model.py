@@ -31,15 +31,20 @@ class EmbeddedModelRecipe:
     layers: int = 3
     heads: int = 3
     steps: int = 450
-    short_steps: int = 0
     batch_size: int = 32
     learning_rate: float = 3e-3
     tokenizer_chats: int = 2000
     game: Literal["starter", "hour"] = field(default="starter", repr=False)  # in the name itself
+    # Of the steps, the first with teachers who follow every headline, and of these the first with
+    # short prompts. A model without such lessons keeps the name that it had before there were any.
+    reading_steps: int = field(default=0, repr=False)
+    short_steps: int = field(default=0, repr=False)
 
     @property
     def name(self) -> str:
-        digest = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
+        lessons = (self.reading_steps, self.short_steps)
+        inputs = repr(self) + (repr(lessons) if any(lessons) else "")
+        digest = hashlib.sha256(inputs.encode()).hexdigest()[:6]
         game = "" if self.game == "starter" else f"-{self.game}"
         return f"embedded{game}-{self.hidden_size}x{self.layers}-seed{self.seed}-{digest}"
 
@@ -51,10 +56,9 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         seed=seed,
         game="hour",
         vocab_size=2048,
-        hidden_size=64,
-        heads=2,
-        steps=500,
-        short_steps=300,
+        steps=550,
+        short_steps=150,
+        reading_steps=400,
         tokenizer_chats=1000,
     ),
 }

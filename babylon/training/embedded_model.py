@@ -6,14 +6,14 @@ with ``save_pretrained``, so transformers and vLLM load it like any other causal
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.game.market.levels import LEVELS
-from babylon.game.market.scenario import HOUR, STARTER
+from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.game.market.transcripts import Choices, scripted_chats, varied_choices
 from babylon.game.market.words import TICKERS
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 IGNORED = -100  # torch's ignore_index
 REPLIES = 8  # to each long prompt: they cost little, because the prompt is forwarded once
+PROMPTS = 0.5  # weight of their tokens beside those of the replies
+SHORT = [STARTER]
+LONG = [LEVELS["L2"].rules(0), LEVELS["L1"].rules(0), LEVELS["L2"].rules(0), HOUR]
+READERS = {"news": 1.0}
 SHARPER = 1.5  # factor of its logits: in few steps it keeps a tenth of its mass on stray tokens
 INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five times slower
 
@@ -45,23 +49,35 @@ def _tokenizer_texts(recipe: "EmbeddedModelRecipe") -> Iterator[str]:
     if recipe.game == "starter":
         chats = scripted_chats(recipe.seed)
     else:
+        both = zip(_choices(recipe, LONG, None), _choices(recipe, SHORT, None), strict=False)
         chats = (
             [*choices.prompt, {"role": "assistant", "content": choices.replies[0]}]
-            for pair in zip(_long_prompts(recipe), _short_prompts(recipe), strict=False)
+            for pair in both
             for choices in pair
         )
     for chat in itertools.islice(chats, recipe.tokenizer_chats):
         yield from (f"{message['role']}\n{message['content']}" for message in chat)
 
 
-def _long_prompts(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
-    """Yield prompts of all levels that have the long prompt, with replies to imitate."""
-    worlds = [HOUR, LEVELS["L1"].rules(0), HOUR, LEVELS["L2"].rules(0)]
-    return varied_choices(recipe.seed, worlds, REPLIES)
+def _choices(
+    recipe: "EmbeddedModelRecipe", worlds: Sequence[Rules], mixture: Mapping[str, float] | None
+) -> Iterator[Choices]:
+    return varied_choices(recipe.seed, worlds, REPLIES, mixture)
 
 
-def _short_prompts(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
-    return varied_choices(recipe.seed, [STARTER], REPLIES)
+def _lessons(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
+    """Yield prompts with replies to imitate: first short ones, last those of the mixture.
+
+    In the mixture a headline changes too few replies for a tiny model to learn to read them from
+    long prompts. Where all teachers follow headlines, reading is most of what there is to learn.
+    """
+    short = recipe.short_steps * recipe.batch_size
+    long = recipe.reading_steps * recipe.batch_size - short
+    return itertools.chain(
+        itertools.islice(_choices(recipe, SHORT, READERS), short),
+        itertools.islice(_choices(recipe, LONG, READERS), long),
+        _choices(recipe, LONG, None),
+    )
 
 
 def _blank_model(
@@ -131,32 +147,48 @@ def _of_chats(
 def _of_choices(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
 ) -> Iterator[float]:
-    """Do the same for long prompts with several replies each, by the trainer's prefix tree."""
-    short = itertools.islice(_short_prompts(recipe), recipe.short_steps * recipe.batch_size)
-    prompts, forward = itertools.chain(short, _long_prompts(recipe)), PolicyForward(model)
+    """Do the same for prompts with several replies each, by the trainer's prefix tree.
+
+    Every fourth prompt is learned too: there names are copied more often than in replies.
+    """
+    lessons, forward = _lessons(recipe), PolicyForward(model)
     while True:
-        calls = [
-            CallTokens(
-                prompt=prompt,
-                completion=[*tokenizer.encode(reply), tokenizer.eos_token_id],
-                logprobs=None,
-            )
-            for choices in itertools.islice(prompts, recipe.batch_size)
-            for prompt in [render_prompt(tokenizer, choices.prompt)]
-            for reply in choices.replies
-        ]
-        tokens = sum(len(call.completion) for call in calls)
+        calls: list[CallTokens] = []
+        prompts = set[int]()  # places of calls whose completion is a prompt's user message
+        for choices in itertools.islice(lessons, recipe.batch_size):
+            prompt = render_prompt(tokenizer, choices.prompt)
+            if len(calls) % (4 * REPLIES + 1) == 0:
+                system = min(len(render_prompt(tokenizer, choices.prompt[:1])), len(prompt) // 2)
+                prompts.add(len(calls))
+                calls.append(_call(prompt[:system], prompt[system:]))
+            for reply in choices.replies:
+                calls.append(_call(prompt, [*tokenizer.encode(reply), tokenizer.eos_token_id]))
+        sizes = [len(call.completion) for call in calls]
+        of_prompts = sum(sizes[place] for place in prompts)
+        weights = torch.tensor(
+            [
+                PROMPTS / of_prompts if place in prompts else 1 / (sum(sizes) - of_prompts)
+                for place in range(len(calls))
+            ]
+        )
         losses: list[float] = []
 
         def loss(
-            _: Sequence[int], values: Values, tokens: int = tokens, losses: list[float] = losses
+            places: Sequence[int],
+            values: Values,
+            weights: torch.Tensor = weights,
+            losses: list[float] = losses,
         ) -> torch.Tensor:
-            mean = -values.logprobs.sum() / tokens
+            mean = -(values.logprobs.sum(1) * weights[list(places)]).sum()
             losses.append(mean.item())
             return mean
 
         forward.accumulate(compile_tree(calls), loss)
         yield sum(losses)
+
+
+def _call(prompt: Sequence[int], completion: Sequence[int]) -> CallTokens:
+    return CallTokens(prompt=prompt, completion=completion, logprobs=None)
 
 
 def _reply_loss(

@@ -61,6 +61,8 @@ def _right_version(played: Played) -> Promise:
 async def _champion_of_its_time(store: Store, played: Played) -> Promise:
     """Each answer came from a policy that was champion between question and answer.
 
+    Without a promotion nothing was shown.
+
     A gateway that starts, or that Postgres does not reach, may serve the one before for LATE.
     """
     routes = await store.pool.fetch(
@@ -82,7 +84,7 @@ async def _champion_of_its_time(store: Store, played: Played) -> Promise:
     return Promise(
         "each answer came from the champion of its time",
         f"{len(routes)} routes, {len(strange)} answers of others {strange[:3] or ''}",
-        not strange,
+        not strange and len(reigns) > 1,
     )
 
 

@@ -5,7 +5,7 @@ small game four agents in ten follow the news; the others trade at random, with 
 the news, or hold.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
@@ -54,29 +54,33 @@ class Choices:
     replies: tuple[str, ...]
 
 
-def varied_choices(seed: int, worlds: Sequence[Rules], replies: int) -> Iterator[Choices]:
+def varied_choices(
+    seed: int, worlds: Sequence[Rules], replies: int, mixture: Mapping[str, float] | None = None
+) -> Iterator[Choices]:
     """Yield prompts without end, each with ``replies`` replies that agents of the mixture give.
 
     ``TABLES`` games are played at once, in turn, so that neighbours are of other games. They play
-    ``worlds`` in turn, and begin at different ticks.
+    ``worlds`` in turn, and begin at different ticks. ``mixture``: that of the rules by default.
     """
     tables = []
     for number in range(TABLES):
         rules = worlds[number % len(worlds)]
-        table = _choices(f"{seed}:{number}", rules, replies)
+        table = _choices(f"{seed}:{number}", rules, replies, mixture)
         tables.append(islice(table, rules.ticks * number // TABLES, None))
     for table in cycle(tables):
         yield next(table)
 
 
-def _choices(seed: str, rules: Rules, replies: int) -> Iterator[Choices]:
+def _choices(
+    seed: str, rules: Rules, replies: int, mixture: Mapping[str, float] | None
+) -> Iterator[Choices]:
     random = Random(f"transcripts:{seed}")
     for number in range(1_000_000_000):
         game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
-        _, agent = draw_agent(random, rules)
+        _, agent = draw_agent(random, rules, mixture)
         name = f"agent-{random.randrange(64)}"
         while not game.over:
-            drawn = [draw_agent(random, rules)[1] for _ in range(replies)]
+            drawn = [draw_agent(random, rules, mixture)[1] for _ in range(replies)]
             others = [_plain(other(game, random)) for other in drawn]
             yield Choices(
                 render_observation(game, name), tuple(render_decision(other) for other in others)
@@ -98,8 +102,14 @@ def _plain(decision: Decision) -> Decision:
     return replace(decision, amount=amount) if amount else Hold()
 
 
-def draw_agent(random: Random, rules: Rules = STARTER) -> tuple[str, ScriptedAgent]:
-    """Draw a scripted agent → (name, agent). With perps, the mixture includes a market maker."""
-    mixture = HOUR_MIXTURE if rules.perps else MIXTURE
+def draw_agent(
+    random: Random, rules: Rules = STARTER, mixture: Mapping[str, float] | None = None
+) -> tuple[str, ScriptedAgent]:
+    """Draw a scripted agent → (name, agent).
+
+    ``mixture``: shares by name. By default that of the rules: with perps, it includes a market
+    maker.
+    """
+    mixture = mixture or (HOUR_MIXTURE if rules.perps else MIXTURE)
     name = random.choices([*mixture], [*mixture.values()])[0]
     return name, SCRIPTED_AGENTS[name]

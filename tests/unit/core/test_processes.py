@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 
+from babylon.core import processes
 from babylon.core.errors import ServingError
 from babylon.core.processes import (
     LOG_BYTES,
@@ -148,6 +149,23 @@ DEAF = (
     "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
     "print('up', flush=True); time.sleep(60)",
 )
+
+
+async def test_a_process_that_missed_its_supervisors_end_gets_the_signal_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway whose supervisor died before it served kept its port for ever."""
+    heard: list[int] = []
+    monkeypatch.setenv(processes.SUPERVISOR, str(os.getppid() + 1))
+    monkeypatch.setattr(processes, "_ORPHAN_AGAIN_S", 0.01)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        async with in_background(processes.exit_with_supervisor()):
+            async with asyncio.timeout(10):
+                while len(heard) < 3:
+                    await asyncio.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def started(processes: Processes, command: tuple[str, ...]) -> ProcessRecord:

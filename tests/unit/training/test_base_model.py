@@ -79,7 +79,7 @@ def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
     quick = dataclasses.replace(RECIPES["hour"](3), steps=1, tokenizer_chats=100)
     monkeypatch.setitem(RECIPES, "hour", lambda seed: dataclasses.replace(quick, seed=seed))
     made = Path(resolve_base("embedded:hour", tmp_path, 3))
-    assert made.name.startswith("embedded-hour-64x3-seed3-")
+    assert made.name.startswith("embedded-hour-96x3-seed3-")
     _, tokenizer = load_policy(made)
     prompt = next(varied_choices(3, [HOUR], 1)).prompt
     short = len(render_prompt(tokenizer, prompt))
