@@ -149,15 +149,16 @@ def _of_choices(
 ) -> Iterator[float]:
     """Do the same for prompts with several replies each, by the trainer's prefix tree.
 
-    Every fourth prompt is learned too: there names are copied more often than in replies.
+    The first quarter of the prompts is learned too: there names are copied more often than in
+    replies.
     """
     lessons, forward = _lessons(recipe), PolicyForward(model)
     while True:
         calls: list[CallTokens] = []
         prompts = set[int]()  # places of calls whose completion is a prompt's user message
-        for choices in itertools.islice(lessons, recipe.batch_size):
+        for place, choices in enumerate(itertools.islice(lessons, recipe.batch_size)):
             prompt = render_prompt(tokenizer, choices.prompt)
-            if len(calls) % (4 * REPLIES + 1) == 0:
+            if place < max(1, recipe.batch_size // 4):
                 system = min(len(render_prompt(tokenizer, choices.prompt[:1])), len(prompt) // 2)
                 prompts.add(len(calls))
                 calls.append(_call(prompt[:system], prompt[system:]))

@@ -74,10 +74,12 @@ def test_news_are_shown_as_they_come_the_last_five() -> None:
     told = re.findall(r"minute (\d+), (\w+): (.+)\.\n", user_prompt(game))
     expected = [
         (str(tick + 1), news.market_id, news.text)
-        for tick, news in enumerate(game.scenario.news[:8])
+        for tick, news in enumerate(game.scenario.news[:7])
         if news
     ]
     assert told == expected[-5:]
+    now = game.scenario.news[7]
+    assert now and f"{told[-1][2]}.\nNews on {now.market_id}: {now.text}.\n" in user_prompt(game)
 
 
 def test_holdings_are_shown_with_what_was_paid_and_what_they_are_worth() -> None:
