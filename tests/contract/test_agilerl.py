@@ -103,3 +103,11 @@ def test_an_elite_is_exported_and_plays_without_agilerl(tmp_path: Path) -> None:
     plays = play(player.enter(), WORLDS)
     assert plays.mean_pnl > 200.0 and not plays.malformed.any()
     assert "agilerl" not in sys.modules
+
+
+@pytest.mark.parametrize("algorithm", ["neural-ucb", "neural-ts"])
+def test_a_bandit_without_siblings_goes_on_after_a_generation(
+    algorithm: str, tmp_path: Path
+) -> None:
+    members = train(tmp_path, algorithm, 2, "--population", "1")["members"]
+    assert [one["generation"] for one in members] == [0, 1]

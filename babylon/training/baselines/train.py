@@ -332,6 +332,8 @@ def _load(directory: Path, algorithm: Algorithm) -> _State:
     members = _restored(stored["members"], algorithm, stored["env"])
     for agent, fitness, steps in zip(members, stored["fitness"], stored["steps"], strict=True):
         agent.fitness, agent.steps = fitness, steps
+        if hasattr(agent, "exp_layer"):  # a bandit's loaded actor is another than its layer's
+            agent.exp_layer = agent.actor.get_output_dense()
     return _State(
         members=members,
         env=stored["env"],
