@@ -109,6 +109,11 @@ def _full(path: str, precision: Precision = "fp32", device: str | None = None) -
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     if precision != "nf4":
         torch.nn.Module.to(model, device)
+    for module in model.modules():
+        # bitsandbytes 0.50 packs the weights at the first pass in eval mode on a CPU with AVX-512
+        # BF16, where the trainer always is. The gradient through packed weights is silently wrong.
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is not None:
         head.float()
