@@ -9,7 +9,7 @@ of its policies.
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import cast
@@ -95,6 +95,13 @@ def quiet_ranks() -> Iterator[None]:
             "ignore", r"The following (rank|alpha)_pattern keys", RuntimeWarning
         )
         yield
+
+
+def products(model: PreTrainedModel, precision: Precision) -> AbstractContextManager[object]:
+    """Context of a pass over weights in ``precision``: products in bf16 if they are in few bits."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(model.device.type, torch.bfloat16)
 
 
 def _full(path: str, precision: Precision = "fp32", device: str | None = None) -> PreTrainedModel:
