@@ -11,6 +11,7 @@ from rich.progress import Progress
 from babylon.cli.options import Json, Version
 from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
 from babylon.core.errors import ConfigError
+from babylon.core.learning_settings import reading_precision
 from babylon.core.settings_loading import load_settings
 from babylon.deployment.checks.check_result import as_lines
 from babylon.training.update_health import in_order, warnings
@@ -224,6 +225,7 @@ def memory_plan(
             vllm_args=serving.vllm_args,
             tuning=training.tuning,
             memory=memory,
+            precision=reading_precision(training.tuning, training.base_precision),
         )
         values |= {f"{name}_gib": round(one / GIB, 2) for name, one in asdict(shared).items()}
         beside = portions_that_fit(plan, config, context=context, memory=shared.beside_engine)

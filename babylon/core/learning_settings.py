@@ -4,6 +4,7 @@ from typing import Literal
 
 from babylon.core.settings_group import Group, env
 
+Precision = Literal["fp32", "bf16", "nf4"]
 Objective = Literal["grpo", "dpo", "kto", "sdpo", "grpo+dpo", "grpo+sdpo"]
 
 
@@ -44,3 +45,11 @@ class PopulationSettings(Group):
     """Number of the best settings that go on unchanged."""
     genes: str = env("learning_rate,kl_penalty,clip,iterations,minibatch", "POPULATION_GENES")
     """Settings that evolve, separated by commas; also `temperature`, `loss` and `rank`."""
+
+
+def reading_precision(tuning: str, base_precision: Precision) -> Precision:
+    """Precision of frozen weights where a policy is read: that in which the trainer has them.
+
+    Weights that are all tuned are fp32 in the trainer.
+    """
+    return base_precision if tuning == "lora" else "fp32"

@@ -25,13 +25,14 @@ from babylon.store.play_in_use import window_uses
 from babylon.store.policies import Policy, champion
 from babylon.store.session import is_pooled
 
-# A process of its own, because torch takes seconds to import and a model may need all memory.
+# A process of its own, because torch takes seconds to import and a model may need all memory. The
+# GPU may be an engine's.
 _LOAD = """
 import sys
 from babylon.core.errors import BabylonError
 from babylon.policies.load import load_policy
 try:
-    load_policy(sys.argv[1])
+    load_policy(sys.argv[1], precision="bf16", device="cpu")
 except BabylonError as error:
     sys.exit(str(error))
 """

@@ -9,10 +9,10 @@ of its policies.
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
-from typing import Literal, cast
+from typing import cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -27,6 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from babylon.core.errors import ModelError
+from babylon.core.learning_settings import Precision
 from babylon.policies.checkpoint_files import adapter_base
 
 # peft 0.21 reads an attribute that transformers 5 renamed.
@@ -34,10 +35,9 @@ warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", F
 # Keep progress bars out of our standard error.
 logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-Precision = Literal["fp32", "bf16", "nf4"]
 _REASON = 300  # characters of an error: some are very long
 _LARGE = 64 * 2**20  # bytes of a base model; adapters of larger bases are not merged
-_bases: WeakValueDictionary[tuple[str, int], PreTrainedModel] = WeakValueDictionary()
+_bases: WeakValueDictionary[tuple[str, int, Precision], PreTrainedModel] = WeakValueDictionary()
 _base_of: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
 _bases_lock = Lock()
 
@@ -61,6 +61,7 @@ def load_policy(
         frozen: the caller does not change the weights, so other policies can share them.
         precision: of a full model's weights, except its head, which is fp32. "nf4" keeps 4 bits a
             weight of its linear layers (QLoRA, arXiv 2305.14314, section 3) with bitsandbytes.
+            Frozen adapters stay fp32 beside a base in fewer bits.
         device: of a policy that is not frozen. None: the GPU if there is one.
 
     Raises:
@@ -70,9 +71,9 @@ def load_policy(
         if is_adapter(path):
             config = PeftConfig.from_pretrained(str(path))
             config.base_model_name_or_path = adapter_base(str(path))
-            model = _merged(str(path), config, frozen, device)
+            model = _merged(str(path), config, frozen, precision, device)
         elif frozen:
-            model = _sharing(_shared_base(str(path)))
+            model = _sharing(_shared_base(str(path), precision))
         else:
             model = _full(str(path), precision, device)
         tokenizer = AutoTokenizer.from_pretrained(str(path))
@@ -96,6 +97,13 @@ def quiet_ranks() -> Iterator[None]:
         yield
 
 
+def products(model: PreTrainedModel, precision: Precision) -> AbstractContextManager[object]:
+    """Context of a pass over weights in ``precision``: products in bf16 if they are in few bits."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(model.device.type, torch.bfloat16)
+
+
 def _full(path: str, precision: Precision = "fp32", device: str | None = None) -> PreTrainedModel:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
@@ -108,6 +116,11 @@ def _full(path: str, precision: Precision = "fp32", device: str | None = None) -
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     if precision != "nf4":
         torch.nn.Module.to(model, device)
+    for module in model.modules():
+        # bitsandbytes 0.50 packs the weights at the first pass in eval mode on a CPU with AVX-512
+        # BF16, where the trainer always is. The gradient through packed weights is silently wrong.
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if head is not None:
         head.float()
@@ -115,18 +128,20 @@ def _full(path: str, precision: Precision = "fp32", device: str | None = None) -
 
 
 def _merged(
-    path: str, config: PeftConfig, frozen: bool, device: str | None = None
+    path: str, config: PeftConfig, frozen: bool, precision: Precision, device: str | None
 ) -> PreTrainedModel:
     base = str(config.base_model_name_or_path)
     overwrites = getattr(config, "bias", "none") != "none"  # the adapter replaces base biases
     if not frozen or overwrites:
         with quiet_ranks():
-            merged = PeftModel.from_pretrained(_full(base, device=device), path).merge_and_unload()
+            own = _full(base, precision, device)
+            merged = PeftModel.from_pretrained(own, path).merge_and_unload()
         return cast(PreTrainedModel, merged.eval())
-    shared = _shared_base(base)
+    shared = _shared_base(base, precision)
     with quiet_ranks():
         adapted = PeftModel.from_pretrained(_sharing(shared), path)
     large = sum(weight.nbytes for weight in shared.parameters()) > _LARGE
+    large = large or precision != "fp32"  # a merge would round the adapter
     # a safe merge writes to copies, so the shared weights do not change
     made = adapted.get_base_model() if large else adapted.merge_and_unload(safe_merge=True)
     policy = cast(PreTrainedModel, made.eval())
@@ -140,7 +155,10 @@ def _sharing(base: PreTrainedModel) -> PreTrainedModel:
     Changes of the modules, such as another attention, do not affect the other copies.
     """
     memo: dict[int, object] = {
+        # a quantised weight is more than its data
         id(weight): torch.nn.Parameter(weight.data, requires_grad=False)
+        if weight.is_floating_point()
+        else weight
         for weight in base.parameters()
     }
     model = copy.deepcopy(base, memo)
@@ -148,12 +166,12 @@ def _sharing(base: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _shared_base(path: str) -> PreTrainedModel:
+def _shared_base(path: str, precision: Precision) -> PreTrainedModel:
     """The model at ``path``, loaded once, and again if a file in its directory changed."""
     files = Path(path).iterdir() if Path(path).is_dir() else ()
-    key = path, max((file.stat().st_mtime_ns for file in files), default=0)
+    key = path, max((file.stat().st_mtime_ns for file in files), default=0), precision
     with _bases_lock:
         base = _bases.get(key)
         if base is None:
-            base = _bases[key] = _full(path).requires_grad_(False)
+            base = _bases[key] = _full(path, precision).requires_grad_(False)
         return base

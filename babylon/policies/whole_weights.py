@@ -21,7 +21,7 @@ def write_whole(uri: str, directory: Path) -> None:
     Raises:
         ModelError: no policy loads from ``uri``.
     """
-    model, tokenizer = load_policy(uri)
+    model, tokenizer = load_policy(uri, device="cpu")  # the GPU may be an engine's
     kind = _precision(adapter_base(uri) or uri)
     if kind is not None:
         torch.nn.Module.to(model, kind)

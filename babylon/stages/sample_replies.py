@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from babylon.core.learning_settings import Objective, PreferenceSettings
+from babylon.core.learning_settings import Precision, PreferenceSettings, reading_precision
 from babylon.core.preferences import PromptReplies, ValuedReply
-from babylon.core.settings import JudgeSettings
+from babylon.core.settings import JudgeSettings, TrainingSettings
 from babylon.core.trajectories import TrainingRow
 from babylon.core.types import Scored
 from babylon.core.windows import Window, parse_window_id
@@ -34,7 +34,7 @@ async def replies_for(
     scored: Scored,
     parent: Policy,
     rows: Sequence[TrainingRow],
-    objective: Objective,
+    training: TrainingSettings,
     preferences: PreferenceSettings,
     judge: JudgeSettings,
     seed: int,
@@ -47,15 +47,16 @@ async def replies_for(
     Raises:
         ScoringError, ConfigError: ``PREFERENCE_VALUES=judge``, and the judge failed or is not set.
     """
-    if "dpo" not in objective.split("+"):
+    if "dpo" not in training.objective.split("+"):
         return []
     claim, version = scored.claim, parent.policy_version
     known = await read_replies(store, claim.window_id, version, preferences.temperature)
     if known:
         return known
     points = informative(rows, preferences.prompts)
+    precision = reading_precision(training.tuning, training.base_precision)
     # in a thread, and here, because torch takes seconds to import
-    found = await asyncio.to_thread(_sampled, parent.uri, points, preferences, seed)
+    found = await asyncio.to_thread(_sampled, parent.uri, points, preferences, seed, precision)
     texts = [[text for _, text in replies] for replies in found]
     if preferences.values == "judge":
         values = await judge_replies(store, judge, scored, points, texts)
@@ -88,12 +89,17 @@ async def replies_for(
 
 
 def _sampled(
-    uri: str, points: Sequence[DecisionPoint], preferences: PreferenceSettings, seed: int
+    uri: str,
+    points: Sequence[DecisionPoint],
+    preferences: PreferenceSettings,
+    seed: int,
+    precision: Precision,
 ) -> list[list[tuple[tuple[int, ...], str]]]:
     from babylon.evaluation.preferences.sample import sample_replies
     from babylon.training.likelihood import free_memory
 
-    drawn = sample_replies(uri, points, preferences.replies, preferences.temperature, seed)
+    count, temperature = preferences.replies, preferences.temperature
+    drawn = sample_replies(uri, points, count, temperature, seed, precision)
     free_memory()  # the update needs it
     return [[(one.token_ids, one.text) for one in replies] for replies in drawn]
 

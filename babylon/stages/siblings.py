@@ -97,9 +97,9 @@ async def _replies(
     work: TrainInput, scored: Scored, judge: JudgeSettings
 ) -> Sequence[PromptReplies]:
     settings = work.settings
-    objective, preferences = settings.training.objective, settings.preferences
+    training, preferences = settings.training, settings.preferences
     return await replies_for(
-        work.store, scored, work.parent, work.rows, objective, preferences, judge, settings.seed
+        work.store, scored, work.parent, work.rows, training, preferences, judge, settings.seed
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 import msgspec
 
-from babylon.core.settings import EvaluationSettings, Settings
+from babylon.core.settings import EvaluationSettings, Settings, TrainingSettings
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.frozen import frozen_check, withheld
@@ -64,7 +64,7 @@ async def validate_checkpoint(
             progress,
             seed=settings.seed,
             evaluation=settings.evaluation,
-            max_tokens=settings.training.max_tokens,
+            training=settings.training,
             model=settings.model.name,
         )
     # Rejections are stored too: a run that resumes must not play the match again.
@@ -81,7 +81,7 @@ async def _met(
     *,
     seed: int,
     evaluation: EvaluationSettings,
-    max_tokens: int | None,
+    training: TrainingSettings,
     model: str,
 ) -> Verdict:
     """Let the evidence decide: worlds and then recorded play; without worlds, play or a canary.
@@ -110,13 +110,13 @@ async def _met(
         )
     worlds = await gate_worlds(store, trained.claim.window_id, name, evaluation)
     if worlds is None:
-        played = await held_out_check(store, trained, max_tokens)
+        played = await held_out_check(store, trained, training)
         return recorded_verdict(trained, route_version, played)
     players = [policy_player(store.home, one, seed) for one in (serving, candidate)]
     async with entered(store, model, seed, players) as (old, new):
         match = await compare(old, new, worlds, progress)
         won = match.ruling == "promote"
-        check = await held_out_check(store, trained, max_tokens) if won else None
+        check = await held_out_check(store, trained, training) if won else None
         suite = await asyncio.to_thread(digest, worlds.scenarios)
         verdict = match_verdict(trained, route_version, match, suite, check)
         siblings = await list_siblings(store, batch_id=trained.batch_id)

@@ -1,15 +1,21 @@
-"""Logprobs that a checkpoint gives to recorded completions, by the trainer's own forward pass."""
+"""Logprobs that a checkpoint gives to recorded completions, by the trainer's own forward pass.
+
+Frozen weights are in the trainer's ``precision`` (``BASE_PRECISION``), so that reading a policy
+needs no more memory than training its adapter.
+"""
 
 import gc
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from babylon.core.errors import ModelError
+from babylon.core.learning_settings import Precision
 from babylon.core.probes import ProbeAnswer
 from babylon.core.trajectories import Trajectory
 from babylon.policies.load import load_policy
@@ -22,7 +28,10 @@ from babylon.training.grpo.training_window import TrainingWindow
 
 
 def log_ratios(
-    path: Path | str, trajectories: Sequence[Trajectory], max_tokens: int | None = None
+    path: Path | str,
+    trajectories: Sequence[Trajectory],
+    max_tokens: int | None = None,
+    precision: Precision = "fp32",
 ) -> Mapping[str, float]:
     """Trajectory id → log of its probability under ``path`` over that under its behaviour policy.
 
@@ -40,7 +49,7 @@ def log_ratios(
             calls += exact
     if not calls:
         return {}
-    values = recomputed_logprobs(path, compile_tree(calls), max_tokens)
+    values = recomputed_logprobs(path, compile_tree(calls), max_tokens, precision)
     ratios = dict.fromkeys(owners, 0.0)
     for owner, call, now in zip(owners, calls, values, strict=True):
         assert call.logprobs is not None  # exact_tokens
@@ -49,16 +58,23 @@ def log_ratios(
 
 
 def recomputed_logprobs(
-    path: Path | str, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
+    path: Path | str,
+    tree: PrefixTree,
+    max_tokens: int | None,
+    precision: Precision,
+    ranks: Ranks = ALONE,
 ) -> list[list[float]]:
     """Logprobs of each call's completion under the policy at ``path``. Blocking."""
-    model, _ = load_policy(path)
+    model, _ = load_policy(path, frozen=True, precision=precision)
     rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
 
 
 def with_behaviours(
-    window: TrainingWindow, behaviours: Mapping[int, str], ranks: Ranks = ALONE
+    window: TrainingWindow,
+    behaviours: Mapping[int, str],
+    precision: Precision,
+    ranks: Ranks = ALONE,
 ) -> TrainingWindow:
     """The window with missing logprobs recomputed under the policies that sampled the calls.
 
@@ -72,7 +88,8 @@ def with_behaviours(
     logprobs: dict[int, list[float]] = {}
     for version, positions in sorted(missing.items()):
         tree = window.tree.only(positions)
-        rows = recomputed_logprobs(behaviours[version], tree, window.config.max_tokens, ranks)
+        most = window.config.max_tokens
+        rows = recomputed_logprobs(behaviours[version], tree, most, precision, ranks)
         logprobs |= zip(positions, rows, strict=True)
         free_memory()
     return window.with_logprobs(logprobs) if logprobs else window
@@ -90,8 +107,15 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | None) -> list[float]:
-    """Logprobs of every token of every answer, one after the other, in fp32 on every device.
+def logprobs_of(
+    path: str,
+    answers: Sequence[ProbeAnswer],
+    max_tokens: int | None,
+    precision: Precision = "fp32",
+) -> list[float]:
+    """Logprobs of every token of every answer, one after the other.
+
+    They are computed in fp32 on every device, if the weights are fp32.
 
     Checks of an engine compare them with the engine's own. Blocking; the model's memory is free
     again afterwards.
@@ -107,21 +131,21 @@ def logprobs_of(path: str, answers: Sequence[ProbeAnswer], max_tokens: int | Non
         CallTokens(prompt=answer.prompt_token_ids, completion=answer.token_ids, logprobs=None)
         for answer in answers
     ]
-    rows = _fp32_logprobs(path, calls, max_tokens)
+    rows = _checked_logprobs(path, calls, max_tokens, precision)
     free_memory()
     return [logprob for row in rows for logprob in row]
 
 
-def _fp32_logprobs(
-    path: str, calls: Sequence[CallTokens], max_tokens: int | None
+def _checked_logprobs(
+    path: str, calls: Sequence[CallTokens], max_tokens: int | None, precision: Precision
 ) -> list[list[float]]:
     tree = compile_tree(calls)
 
     def attempt(forward: PolicyForward) -> Tensor:
-        with torch.autocast("cuda", enabled=False):
+        with torch.autocast("cuda", enabled=False) if precision == "fp32" else nullcontext():
             return forward.logprobs(tree).logprobs
 
-    model, _ = load_policy(path, frozen=True)
+    model, _ = load_policy(path, frozen=True, precision=precision)
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise ModelError(f"weights of {path} are not finite")
     try:

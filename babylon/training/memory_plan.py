@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from babylon.core.errors import ModelError
+from babylon.core.learning_settings import Precision
 from babylon.policies.load import quiet_ranks
 from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, new_adapter, tune_only
@@ -53,20 +54,30 @@ class DevicePlan:
     """
 
     engine: int  # as long as it runs
-    checks: int  # one model at a time, in fp32
+    checks: int  # one model at a time, frozen weights as in the trainer
     match_without_engine: int  # two models in fp32
     beside_engine: int  # left for trainer or checks
 
 
 def share_device(
-    config: PreTrainedConfig, *, engine: str, vllm_args: str, tuning: Tuning, memory: int
+    config: PreTrainedConfig,
+    *,
+    engine: str,
+    vllm_args: str,
+    tuning: Tuning,
+    memory: int,
+    precision: Precision = "fp32",
 ) -> DevicePlan:
     """Plan engine, checks and matches on a device of ``memory`` bytes.
 
     vLLM takes its share of the device at its start, whatever the model. With full tuning, parent
     and update are two models: two servers of vLLM, or two copies in the embedded engine.
     """
-    model, servers = 4 * _weights(config), 2 if tuning == "full" else 1
+    with torch.device("meta"):
+        meta: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    meta.requires_grad_(False)
+    model, read = (round(sum(_frozen_bytes(meta, kind))) for kind in ("fp32", precision))
+    servers = 2 if tuning == "full" else 1
     if engine == "vllm":
         given = re.search(r"--gpu-memory-utilization[ =]([\d.]+)", vllm_args)
         held = round(memory * servers * (float(given[1]) if given else VLLM_SHARE))
@@ -74,16 +85,10 @@ def share_device(
         held = model * servers if engine == "embedded" else 0
     return DevicePlan(
         engine=held,
-        checks=model + _LOGITS,
+        checks=read + _LOGITS,
         match_without_engine=2 * model,
         beside_engine=memory - held,
     )
-
-
-def _weights(config: PreTrainedConfig) -> int:
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def device_memory() -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from babylon.core.errors import ConfigError
+from babylon.core.learning_settings import Precision
 from babylon.formats.import_files import guess_format, read_traces
 from babylon.formats.trace_rows import training_rows_of
 from babylon.policies.load import load_policy
@@ -25,7 +26,13 @@ from babylon.training.update_result import Recall
 RECALL_FILE = "recall.json"  # in a checkpoint
 
 
-def remembered(parent: str, target: Path, chats: Path, max_tokens: int | None) -> Recall:
+def remembered(
+    parent: str,
+    target: Path,
+    chats: Path,
+    max_tokens: int | None,
+    precision: Precision = "fp32",
+) -> Recall:
     """Measure the new checkpoint ``target``, and write the best of the line into it. Blocking.
 
     A parent without a figure of these chats is measured too.
@@ -39,18 +46,20 @@ def remembered(parent: str, target: Path, chats: Path, max_tokens: int | None) -
     known = Path(parent) / RECALL_FILE
     before = msgspec.json.decode(known.read_bytes(), type=Recall) if known.exists() else None
     if before is None or before.chats != digest:
-        nats = nats_of(parent, chats, max_tokens)
+        nats = nats_of(parent, chats, max_tokens, precision)
         before = Recall(nats=nats, best=nats, chats=digest)
-    nats = nats_of(str(target), chats, max_tokens)
+    nats = nats_of(str(target), chats, max_tokens, precision)
     recall = Recall(nats=nats, best=min(nats, before.best), chats=digest)
     (target / RECALL_FILE).write_bytes(msgspec.json.encode(recall))
     return recall
 
 
-def nats_of(policy: str, chats: Path, max_tokens: int | None) -> float:
+def nats_of(
+    policy: str, chats: Path, max_tokens: int | None, precision: Precision = "fp32"
+) -> float:
     """Return the mean over all tokens of the replies, nats a token."""
     rows = training_rows_of(read_traces(chats, guess_format(chats)))
-    model, tokenizer = load_policy(policy, frozen=True)
+    model, tokenizer = load_policy(policy, frozen=True, precision=precision)
     context = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
     owners, _ = scored_trajectories(tokenizer, rows, context, model.config.vocab_size)
     if not (calls := [call for one in owners for call in one.calls]):

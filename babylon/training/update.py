@@ -8,6 +8,7 @@ from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
+from babylon.core.learning_settings import reading_precision
 from babylon.core.trajectories import TrainingRow
 from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
 from babylon.training.call_tokens import scored_trajectories
@@ -56,8 +57,7 @@ def update_checkpoint(
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
     Args:
-        staleness, behaviours: policy version → updates between it and the parent; → checkpoint, for
-            calls whose logprobs were not logged.
+        staleness, behaviours: policy version → updates since; → checkpoint, for calls without μ.
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
@@ -70,7 +70,6 @@ def update_checkpoint(
         TrainingError: the update diverged, or does not fit into memory; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
-    # the rate is set with every step
     trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
     if config.target_kl is not None:
         config = replace(config, learning_rate=reinforcement_rate(trainable.model, tuning))
@@ -99,6 +98,7 @@ def update_checkpoint(
             context=_context(trainable),
             staleness=staleness or {},
             behaviours=behaviours or {},
+            precision=reading_precision(tuning, options.base_precision),
             reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 
+from babylon.core.learning_settings import Precision
 from babylon.core.trajectories import Call, TrainingRow
-from babylon.policies.load import Precision, load_policy
+from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import CHAT_TEMPLATE, END, PAD, START
 from benchmarks.trainer.cases import AGENTS, Window, make_window
 from benchmarks.trainer.models import (

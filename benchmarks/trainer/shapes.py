@@ -16,13 +16,26 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from babylon.training.grpo.forward import Path, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
+from benchmarks.trainer.flops import flop, tree_work
+from benchmarks.trainer.models import shape_of
 
 VOCABULARY = 512
 REPEATS = 3
+WIDTHS: dict[int, dict[str, int]] = {
+    128: {},
+    512: {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
+}
 
 
 def model_of(kind: str, **options: Any) -> Any:
-    """Four layers of width 128, random weights."""
+    """Four layers of width 128 without ``options``, random weights."""
     torch.manual_seed(0)
     sizes = {
         "vocab_size": VOCABULARY,
@@ -113,15 +126,23 @@ def main() -> None:
         model = model_of(kind, **options)
         shared, padded = seconds(model, tree), seconds(model, tree, "padded")
         print(f"{kind}: tree {padded / shared:.1f} times as fast as padded batches")
-    model = model_of("qwen3")
-    for rewritten in (False, True):
-        per_token = []
-        for count, turns in ((16, 4), (1, 64)):
-            window = conversations(count, turns, rewritten=rewritten)
-            took = seconds(model, compile_tree(window), "piecewise")
-            per_token.append(took / trained(window))
-        name = "replies rewritten" if rewritten else "replies kept"
-        print(f"64 turns, {name}: {per_token[1] / per_token[0]:.2f} times a token of 4 turns")
+    for width in WIDTHS:
+        model = model_of("qwen3", **WIDTHS[width])
+        for rewritten in (False, True):
+            few, many = (depth_cost(model, *size, rewritten) for size in ((16, 4), (1, 64)))
+            name = "rewritten" if rewritten else "kept"
+            print(
+                f"width {width}, 64 turns, replies {name}: {many[0] / few[0]:.2f} times a token of"
+                f" 4 turns, by the operations {many[1] / few[1]:.2f} times"
+            )
+
+
+def depth_cost(model: Any, count: int, turns: int, rewritten: bool) -> tuple[float, float]:
+    """CPU seconds and operations of a trained token."""
+    calls = conversations(count, turns, rewritten=rewritten)
+    work = tree_work(([*call.prompt, *call.completion][:-1] for call in calls), trained(calls))
+    took = seconds(model, compile_tree(calls), "piecewise")
+    return took / trained(calls), flop(shape_of(model.config), work, "full") / trained(calls)
 
 
 if __name__ == "__main__":

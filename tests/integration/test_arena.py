@@ -15,7 +15,7 @@ import typer
 from babylon.cli import arena
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ArenaError, BabylonError
-from babylon.core.settings import Settings
+from babylon.core.settings import Settings, TrainingSettings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,
@@ -48,6 +48,7 @@ from tests.exported import news_buyer
 from tests.tiny_policy import plain_logprobs
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
+TRAINING = TrainingSettings()
 SUITE = Suite(name="small", version=1, rules=Rules(ticks=2), scenarios=8)
 
 
@@ -254,7 +255,7 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
     naysayer = await asyncio.to_thread(taught, base, tmp_path / "no", "no", chats=24)
     rejected = await challenge(store, base, hour=8)
     trained = await challenge(store, naysayer, hour=9)
-    assert (await held_out_check(store, trained, None)).problem is not None
+    assert (await held_out_check(store, trained, TRAINING)).problem is not None
 
     checks = []
     for wins in ("yes", "no"):
@@ -263,12 +264,12 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
             "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
             rejected.claim.window_id,
         )
-        checks.append(await held_out_check(store, trained, None))
+        checks.append(await held_out_check(store, trained, TRAINING))
     assert [check.trajectories for check in checks] == [80, 80], checks
     assert {check.veto for check in checks} == {True, False}, checks
 
     child = await challenge(store, naysayer, hour=10, parent=rejected.policy_version)
-    assert (await held_out_check(store, child, None)).problem == (
+    assert (await held_out_check(store, child, TRAINING)).problem == (
         "no held-out play: all that was recorded was trained on"
     )
 
@@ -276,16 +277,16 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
 async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, base: Path) -> None:
     trained = await challenge(store, base)
     await recorded(store, quick, base, trained, wins="no")
-    assert (await held_out_check(store, trained, None)).trajectories == 0
+    assert (await held_out_check(store, trained, TRAINING)).trajectories == 0
     row = await get_window(store, trained.claim.window_id)
     assert row is not None and row.scored is not None
     scored = replace(row.scored, held_out=row.scored.artifact)
     await store.pool.execute("UPDATE babylon.windows SET scored = $1", asdict(scored))
-    check = await held_out_check(store, trained, None)
+    check = await held_out_check(store, trained, TRAINING)
     assert check.ess == pytest.approx(80, abs=0.1) and not check.veto
 
     Path(quick.home.resolve(scored.artifact.uri)).unlink()
-    lost = await held_out_check(store, trained, None)
+    lost = await held_out_check(store, trained, TRAINING)
     assert lost.problem is not None and "cannot be read" in lost.problem
     rejected = await challenge(store, base, hour=8)
     await recorded(store, quick, base, rejected, wins="no")
@@ -293,7 +294,7 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
         "UPDATE babylon.windows SET state = 'rejected' WHERE window_id = $1",
         rejected.claim.window_id,
     )
-    assert (await held_out_check(store, trained, None)).trajectories == 80  # of the other window
+    assert (await held_out_check(store, trained, TRAINING)).trajectories == 80  # another window
 
 
 async def test_held_out_play_counts_once(store: Store, quick: Settings, base: Path) -> None:
@@ -309,10 +310,10 @@ async def test_held_out_play_counts_once(store: Store, quick: Settings, base: Pa
         trained.claim.window_id,
         trained.batch_id,
     )
-    assert (await held_out_check(store, trained, None)).trajectories == 60
-    assert (await held_out_check(store, later, None)).trajectories == 60  # its parent saw them
+    assert (await held_out_check(store, trained, TRAINING)).trajectories == 60
+    assert (await held_out_check(store, later, TRAINING)).trajectories == 60  # its parent saw them
     other = await challenge(store, base, hour=11)
-    assert (await held_out_check(store, other, None)).trajectories == 80
+    assert (await held_out_check(store, other, TRAINING)).trajectories == 80
 
 
 async def test_a_suite_whose_worlds_changed_is_refused(store: Store) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from babylon.core.errors import ModelError
+from babylon.core.learning_settings import reading_precision
 from babylon.core.settings import ServingSettings, Settings
 from babylon.deployment.checks.check_result import Check, Checked
 from babylon.deployment.checks.file_checks import base_of, check_files
@@ -53,11 +54,13 @@ async def check_policy(
         checks.append(answers)
         if probes and answers.passed:
             base = None if policy.kind == "base" else await asyncio.to_thread(_base, policy, root)
+            training = settings.training
             contenders = Contenders(
                 policy=policy.uri,
                 champion=champion.uri,
                 base=base,
-                max_tokens=settings.training.max_tokens,
+                max_tokens=training.max_tokens,
+                precision=reading_precision(training.tuning, training.base_precision),
             )
             max_kl = settings.deployment.max_serving_kl
             checks += await _compared(contenders, probes, golden, settings.serving, max_kl)
@@ -101,7 +104,7 @@ async def _compared(
         measured = await asyncio.to_thread(measure, contenders, probes)
     except ModelError as error:
         return [Check.of("loads", f"{error}: train it again")]
-    allowed = tolerance(serving.engine, serving.vllm_args)
+    allowed = tolerance(serving.engine, serving.vllm_args, contenders.precision)
     loads = Check.of("loads", None, "in the trainer")
     return [loads, *check_replies(measured, golden, allowed=allowed, max_kl=max_kl)]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from babylon.core.errors import ModelError
+from babylon.core.learning_settings import Precision
 from babylon.core.probes import ProbeAnswer
 from babylon.deployment.checks.probing import Probe
 
@@ -15,13 +16,14 @@ CHAMPION, BASE = "champion", "base"
 class Contenders:
     """Checkpoints to compare. ``base`` is ``None`` for the base model's own policy.
 
-    ``max_tokens``: tokens computed at once.
+    ``max_tokens``: tokens computed at once. ``precision``: of frozen weights, as in the trainer.
     """
 
     policy: str
     champion: str
     base: str | None
     max_tokens: int | None
+    precision: Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ def measure(contenders: Contenders, probes: Sequence[Probe]) -> Likelihoods:
     given = [reply.answer for reply in replies]
 
     def score(uri: str) -> list[float]:
-        return logprobs_of(uri, given, contenders.max_tokens)
+        return logprobs_of(uri, given, contenders.max_tokens, contenders.precision)
 
     known = {contenders.policy: score(contenders.policy)}
     others, absent = dict[str, Sequence[float]](), dict[str, str]()

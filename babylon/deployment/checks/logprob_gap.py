@@ -26,15 +26,18 @@ class Tolerance:
 
 
 FINE = Tolerance(mean=1e-3, most=1e-2)  # fp32 in engine and trainer
-COARSE = Tolerance(mean=3e-2, most=2.0)  # the engine computes in 16 bits
+COARSE = Tolerance(mean=3e-2, most=2.0)  # engine or trainer computes in 16 bits
+FOUR_BITS = Tolerance(mean=0.1, most=4.0)  # the trainer's weights; the mean as in update_health
 
 
-def tolerance(engine: Engine, vllm_args: str) -> Tolerance:
-    """The tolerance for an engine.
+def tolerance(engine: Engine, vllm_args: str, precision: str) -> Tolerance:
+    """The tolerance for an engine, and for a trainer whose frozen weights are in ``precision``.
 
     The embedded engine computes in fp32. vLLM does so only with ``--dtype float32``: by default it
     converts an fp32 checkpoint to 16 bits.
     """
+    if precision != "fp32":
+        return FOUR_BITS if precision == "nf4" else COARSE
     if engine == "embedded":
         return FINE
     given = vllm_args.replace("=", " ").split()

@@ -34,6 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from babylon.core.errors import ArtifactError
+from babylon.core.learning_settings import reading_precision
+from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState
@@ -51,17 +53,13 @@ SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
 
 
-async def held_out_check(store: Store, trained: Trained, max_tokens: int | None) -> OffPolicy:
-    """Return the importance-weighted P&L of held-out play, or the reason why there is none.
-
-    Args:
-        max_tokens: Largest number of tokens computed at once; None: no limit.
-    """
+async def held_out_check(store: Store, trained: Trained, training: TrainingSettings) -> OffPolicy:
+    """Return the importance-weighted P&L of held-out play, or the reason why there is none."""
     found, problem = await held_out_play(store, trained)
     if not found:
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
-    return await asyncio.to_thread(_check, checkpoint, found, max_tokens, trained.parent_version)
+    return await asyncio.to_thread(_check, checkpoint, found, training, trained.parent_version)
 
 
 async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
@@ -98,11 +96,12 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
 
 
 def _check(
-    checkpoint: str, played: Sequence[Trajectory], max_tokens: int | None, champion: int
+    checkpoint: str, played: Sequence[Trajectory], training: TrainingSettings, champion: int
 ) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
-    ratios = log_ratios(checkpoint, played, max_tokens)
+    precision = reading_precision(training.tuning, training.base_precision)
+    ratios = log_ratios(checkpoint, played, training.max_tokens, precision)
     exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
     if not exact:
         return OffPolicy(

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from babylon.core.learning_settings import Precision
 from babylon.evaluation.preferences.choose import DecisionPoint
+from babylon.policies.load import products
 from babylon.serving.engine.loaded_policies import load
 from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
@@ -21,7 +23,12 @@ class SampledReply:
 
 
 def sample_replies(
-    path: str, points: Sequence[DecisionPoint], count: int, temperature: float, seed: int
+    path: str,
+    points: Sequence[DecisionPoint],
+    count: int,
+    temperature: float,
+    seed: int,
+    precision: Precision = "fp32",
 ) -> list[list[SampledReply]]:
     """Return ``count`` replies of the checkpoint to each decision's exact prompt. Blocking.
 
@@ -31,7 +38,7 @@ def sample_replies(
     Raises:
         ModelError: the checkpoint does not load.
     """
-    policy = load("preferences", path, 0)
+    policy = load("preferences", path, 0, precision)
     # The call's own limit is not recorded; a reply that is cut off would be a worse one by chance.
     longest = max(len(p.call.completion_token_ids or ()) for p in points) if points else 0
     budget = max(16, longest * 3 // 2)
@@ -49,12 +56,13 @@ def sample_replies(
             owners.append(number)
     found: list[list[SampledReply]] = [[] for _ in points]
     for start in range(0, len(requests), BATCH):
-        completions = generate(
-            policy.model,
-            requests[start : start + BATCH],
-            eos_token_ids=policy.eos_token_ids,
-            pad_token_id=policy.pad_token_id,
-        )
+        with products(policy.model, precision):
+            completions = generate(
+                policy.model,
+                requests[start : start + BATCH],
+                eos_token_ids=policy.eos_token_ids,
+                pad_token_id=policy.pad_token_id,
+            )
         for owner, completion in zip(owners[start : start + BATCH], completions, strict=True):
             if completion.finish_reason == "stop":
                 text = policy.decode(completion.token_ids)

@@ -15,7 +15,8 @@ import jinja2
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from babylon.core.errors import ModelError
-from babylon.policies.load import load_policy
+from babylon.core.learning_settings import Precision
+from babylon.policies.load import load_policy, products
 from babylon.policies.tokenizer import render_prompt
 from babylon.serving.engine.grammar import Constraint, Grammars
 from babylon.serving.engine.running_batch import generate
@@ -143,13 +144,15 @@ class Policies:
         del self._loaded[name]
 
 
-def load(name: str, path: str, version: int) -> LoadedPolicy:
+def load(name: str, path: str, version: int, precision: Precision = "fp32") -> LoadedPolicy:
     """Load a checkpoint directory, and draw one token from it.
+
+    With frozen weights in another ``precision``, it answers within ``products``.
 
     Raises:
         ModelError: the checkpoint does not load, or cannot answer.
     """
-    model, tokenizer = load_policy(path, frozen=True)
+    model, tokenizer = load_policy(path, frozen=True, precision=precision)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")
     policy = LoadedPolicy(
@@ -165,9 +168,10 @@ def load(name: str, path: str, version: int) -> LoadedPolicy:
     # A checkpoint that cannot answer must fail to load.
     prompt = policy.prompt([{"role": "user", "content": "hello"}])
     one_token = Request(prompt, Sampling(max_tokens=1))
-    generate(
-        model, [one_token], eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
-    )
+    with products(model, precision):
+        generate(
+            model, [one_token], eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
+        )
     policy.prepare_grammars()
     return policy
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from babylon.core.learning_settings import reading_precision
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.trainer import Progress
@@ -29,8 +30,14 @@ def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
     update, training = _run(work, base), work.settings.training
     if training.recall_chats is None:
         return update
-    parent, chats = str(work.parent.uri), training.recall_chats
-    return replace(update, recall=remembered(parent, work.target, chats, training.max_tokens))
+    recall = remembered(
+        str(work.parent.uri),
+        work.target,
+        training.recall_chats,
+        training.max_tokens,
+        reading_precision(training.tuning, training.base_precision),
+    )
+    return replace(update, recall=recall)
 
 
 def _run(work: TrainInput, base: SharedBase | None) -> Update:

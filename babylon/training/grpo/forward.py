@@ -47,7 +47,7 @@ CUDA_PORTION_TOKENS = 16_384
 # portions; measured in docs/benchmarks.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
-KEPT_PORTIONS = 2  # of shared text: a deep conversation is forwarded once
+KEPT_PORTIONS = 4  # of shared text: a deep conversation is forwarded once
 T = TypeVar("T")
 _FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
@@ -75,7 +75,7 @@ class PolicyForward:
     Args:
         model: a causal LM of transformers, or a peft model around one.
         max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``,
-            and the activations of twice as many tokens that several portions share are kept too.
+            and the activations of four times as many tokens of shared text are kept too.
             Other shared tokens are forwarded twice, so long calls can run faster with a higher
             value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
@@ -351,10 +351,10 @@ def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     backbone = cast(nn.Module, modules[name])
     modules[name] = _Given(given, backbone)
     try:
-        logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits[0]
+        logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits
     finally:
         modules[name] = backbone
-    return logits
+    return logits.flatten(0, 1)  # an index would write a second gradient of all logits
 
 
 class _Given(nn.Module):

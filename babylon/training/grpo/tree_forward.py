@@ -291,7 +291,7 @@ class _TreePass:
                 self.model.head,
                 self.model.vocabulary,
                 output.last_hidden_state[0, tensor(unique[0].astype(np.int64))],
-                tensor(unique[1]),
+                None if (unique[1] == 1).all() else tensor(unique[1]),
                 tensor(index[order]),
                 tensor(terms.target[chosen][order]),
             )
@@ -310,14 +310,19 @@ class _TreePass:
 
 
 def token_values(
-    head: Head, vocabulary: int, hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+    head: Head,
+    vocabulary: int,
+    hidden: Tensor,
+    temperature: Tensor | None,
+    row: Tensor,
+    target: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of M targets, and entropies of the distributions that predict them.
 
     Args:
         head: maps ``[R, h]`` to logits ``[R, V]``.
         hidden: ``[R, h]``, the rows that predict a target.
-        temperature: ``[R]``, divisor of each row's logits.
+        temperature: ``[R]``, divisor of each row's logits. None: all are 1.
         row: ``[M]`` ascending, the row that predicts each target.
         target: ``[M]``, token ids.
 
@@ -327,7 +332,7 @@ def token_values(
     rows = max(_MIN_ROWS, _CHUNK_ELEMENTS // vocabulary)
 
     def chunk(
-        hidden: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+        hidden: Tensor, temperature: Tensor | None, row: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         # no autocast: rounding a logit to bf16 changes it more than a small update does
         with torch.autocast(hidden.device.type, enabled=False):
@@ -343,7 +348,8 @@ def token_values(
     parts = []
     for start, first, last in zip(bounds.tolist(), edges, edges[1:], strict=False):
         at = slice(start, start + rows)
-        inputs = hidden[at], temperature[at], row[first:last] - start, target[first:last]
+        divisor = None if temperature is None else temperature[at]
+        inputs = hidden[at], divisor, row[first:last] - start, target[first:last]
         parts.append(checkpoint(chunk, *inputs, use_reentrant=False, preserve_rng_state=False))
     logprobs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
     return logprobs, entropy
@@ -351,7 +357,7 @@ def token_values(
 
 class _Context(FunctionCtx):
     dtype: torch.dtype
-    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+    saved_tensors: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]
 
 
 class _Statistics(torch.autograd.Function):
@@ -359,18 +365,17 @@ class _Statistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, logits: Tensor, temperature: Tensor, row: Tensor, target: Tensor
+        ctx: _Context, logits: Tensor, temperature: Tensor | None, row: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
         scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        scaled = scaled / temperature.to(scaled.dtype)[:, None]
-        highest = scaled.amax(-1)
-        weights = (scaled - highest[:, None]).exp_()
-        total = weights.sum(-1)
-        normaliser = highest + total.log()
+        if temperature is not None:
+            scaled = scaled / temperature.to(scaled.dtype)[:, None]
+        # one pass that stays in the cache; p of the likeliest token, 1/V or more, gives the total
+        p = torch.softmax(scaled, -1)
+        normaliser = scaled.amax(-1) - p.amax(-1).log()
         logprobs = scaled[row, target] - normaliser[row]
-        mean = torch.bmm(weights[:, None, :], scaled[:, :, None])[:, 0, 0] / total
-        entropy = normaliser - mean
-        ctx.save_for_backward(weights, total, temperature, row, target, entropy)
+        entropy = normaliser - torch.linalg.vecdot(p, scaled)
+        ctx.save_for_backward(p, temperature, row, target, entropy)  # type: ignore[arg-type]
         ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)
         return logprobs, entropy[row]
@@ -379,15 +384,15 @@ class _Statistics(torch.autograd.Function):
     def backward(
         ctx: _Context, grad: Tensor | None, entropy_grad: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        weights, total, temperature, row, target, entropy = ctx.saved_tensors
-        temperature = temperature.to(total.dtype)
-        d_logits = torch.zeros_like(weights)
+        p, temperature, row, target, entropy = ctx.saved_tensors
+        divisor = torch.ones_like(entropy) if temperature is None else temperature.to(p.dtype)
+        nothing, parts = torch.zeros_like(entropy), list[Tensor]()
         if grad is not None:
-            mass = torch.zeros_like(total).index_add_(0, row, grad)
-            d_logits = weights * (-mass / (total * temperature))[:, None]
-            d_logits.index_put_((row, target), grad / temperature[row], accumulate=True)
+            mass = nothing.index_add(0, row, grad) / divisor
+            parts.append(p * -mass[:, None])
+            parts[0].index_put_((row, target), grad / divisor[row], accumulate=True)
         if entropy_grad is not None:  # dH / dz = -p (log p + H) / temperature
-            mass = torch.zeros_like(total).index_add_(0, row, entropy_grad) / temperature
-            p = weights / total[:, None]
-            d_logits -= (torch.xlogy(p, p) + p * entropy[:, None]) * mass[:, None]
+            mass = nothing.index_add(0, row, entropy_grad) / divisor
+            parts.append((torch.xlogy(p, p) + p * entropy[:, None]) * -mass[:, None])
+        d_logits = parts[0] if len(parts) == 1 else parts[0] + parts[1]
         return d_logits.to(ctx.dtype), None, None, None

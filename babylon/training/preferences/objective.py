@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 
-from babylon.core.learning_settings import Objective
+from babylon.core.learning_settings import Objective, Precision
 from babylon.core.preferences import DecisionWords, PromptReplies
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.ranks import ALONE, Ranks
@@ -51,6 +51,7 @@ def learn(
     context: int,
     staleness: Mapping[int, int],
     behaviours: Mapping[int, str],
+    precision: Precision,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None = None,
     progress: Progress | None = None,
@@ -83,7 +84,7 @@ def learn(
     elif (logged_only or objective == "grpo+dpo") and not saved:
         try:
             window = compile_window(trajectories, config, staleness=staleness)
-            window = with_behaviours(window, behaviours, ranks)
+            window = with_behaviours(window, behaviours, precision, ranks)
             scores = train_on_window(
                 trainable.model,
                 trainable.optimizer,

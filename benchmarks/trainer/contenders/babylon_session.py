@@ -23,7 +23,7 @@ class BabylonSession(LocalSession):
     def __init__(self, task: Task) -> None:
         super().__init__(policy(task), task)
         self.tree = compile_tree(call_tokens(task.window))
-        self.forward = PolicyForward(self.model, max_tokens=task.micro_batch)
+        self.forward = PolicyForward(self.model)  # portions and kept activations of an update
         self.loss = WindowLoss(task.window)
         self.shares = (1.0,)
         self.work = window_work(task.window)

@@ -94,3 +94,14 @@ def test_an_adapter_with_biases_leaves_the_shared_ones_alone(base: Path) -> None
     expected = logits(frozen)
     load_policy(save_adapter(base, "a", bias="all"), frozen=True)
     assert torch.equal(logits(frozen), expected)
+
+
+def test_adapters_on_a_base_in_16_bits_share_it_and_stay_in_fp32(base: Path) -> None:
+    paths = [base, save_adapter(base, "a"), save_adapter(base, "bb")]
+    models = [load_policy(path, frozen=True, precision="bf16")[0] for path in paths]
+    assert held(*models) == held(models[0]) + 2 * 2 * 2
+    for model in models:
+        kinds = {(w.dtype, "lora_" in n or "lm_head" in n) for n, w in model.named_parameters()}
+        assert kinds == {(torch.bfloat16, False), (torch.float32, True)}
+    exact, _ = load_policy(base, frozen=True)
+    assert {w.dtype for w in exact.parameters()} == {torch.float32}

@@ -162,8 +162,18 @@ SIZES: dict[str, dict[str, Any]] = {
             16_384,
             True,
         ),
-        # the update fits, the checks of a model in fp32 do not: they need a device of their own
-        ("32b", {"TUNING": "lora", "VLLM_ARGS": "--gpu-memory-utilization 0.4"}, 8192, False),
+        ("32b", {"TUNING": "lora", "VLLM_ARGS": "--gpu-memory-utilization 0.4"}, 8192, True),
+        # the checks read a model as the trainer has it, so in fp32 neither of the two fits
+        (
+            "32b",
+            {
+                "TUNING": "lora",
+                "VLLM_ARGS": "--gpu-memory-utilization 0.4",
+                "BASE_PRECISION": "fp32",
+            },
+            None,
+            False,
+        ),
     ],
 )
 def test_what_fits_one_h200_beside_vllm(

@@ -9,6 +9,7 @@ from babylon.core.settings import Engine
 from babylon.deployment.checks.logprob_gap import (
     COARSE,
     FINE,
+    FOUR_BITS,
     Gap,
     Tolerance,
     is_nearer_to_other,
@@ -61,14 +62,18 @@ def test_k3_is_the_kl_divergence_in_expectation_and_never_negative() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "arguments", "allowed"),
+    ("engine", "arguments", "precision", "allowed"),
     [
-        ("embedded", "", FINE),
-        ("vllm", "", COARSE),
-        ("vllm", "--dtype float32 --max-model-len 512", FINE),
-        ("vllm", "--dtype=float32", FINE),
-        ("vllm", "--dtype float32 --dtype bfloat16", COARSE),
+        ("embedded", "", "fp32", FINE),
+        ("vllm", "", "fp32", COARSE),
+        ("vllm", "--dtype float32 --max-model-len 512", "fp32", FINE),
+        ("vllm", "--dtype=float32", "fp32", FINE),
+        ("vllm", "--dtype float32 --dtype bfloat16", "fp32", COARSE),
+        ("embedded", "", "bf16", COARSE),
+        ("vllm", "--dtype float32", "nf4", FOUR_BITS),
     ],
 )
-def test_the_tolerance_fits_the_dtype(engine: Engine, arguments: str, allowed: Tolerance) -> None:
-    assert tolerance(engine, arguments) == allowed
+def test_the_tolerance_fits_the_dtypes(
+    engine: Engine, arguments: str, precision: str, allowed: Tolerance
+) -> None:
+    assert tolerance(engine, arguments, precision) == allowed

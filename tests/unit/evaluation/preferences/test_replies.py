@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from babylon.core.trajectories import Call, TrainingRow
+from babylon.evaluation.preferences import sample
 from babylon.evaluation.preferences.choose import DecisionPoint, informative
 from babylon.evaluation.preferences.play_on import value_replies
 from babylon.evaluation.preferences.sample import sample_replies
@@ -13,6 +16,7 @@ from babylon.evaluation.rebuild.recorded import RecordedPlay, RecordedScenario
 from babylon.game.market.game import Game
 from babylon.game.market.orders import parse_decision
 from babylon.scoring.rewards.heuristic import FAILURE_USD
+from babylon.serving.engine.loaded_policies import load
 from tests.deciding_policy import DECISIONS, save_deciding_policy
 from tests.worlds import quiet_world
 
@@ -130,3 +134,19 @@ def test_a_lower_temperature_gives_fewer_different_replies(tmp_path: Path) -> No
         return len({one.token_ids for one in replies})
 
     assert different(0.5) < different(1.5)
+
+
+def test_replies_are_sampled_above_a_base_in_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kinds = str(save_deciding_policy(tmp_path / "policy")), list[set[torch.dtype]]()
+
+    def loaded(*arguments: Any) -> Any:
+        policy = load(*arguments)
+        kinds.append({weight.dtype for weight in policy.model.model.layers.parameters()})
+        return policy
+
+    monkeypatch.setattr(sample, "load", loaded)
+    (replies,) = sample_replies(path, [point(0, HOLD)], 24, 1.0, 0, "bf16")
+    assert kinds == [{torch.bfloat16}]
+    assert {one.text for one in replies} & set(DECISIONS)

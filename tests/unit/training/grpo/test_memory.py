@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from babylon.training.grpo import forward as module
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import (
     FittingForward,
@@ -21,6 +22,7 @@ from babylon.training.grpo.forward import (
     PolicyForward,
     checkpoint_activations,
 )
+from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.grpo.training_window import compile_window
@@ -76,6 +78,17 @@ def test_shared_text_is_forwarded_once_while_its_activations_fit() -> None:
         passes.append(count[0])
     assert passes[0] <= passes[1] < passes[2]
     assert all(relative_error(one, gradients[2]) < 1e-6 for one in gradients)
+
+
+def test_a_conversation_of_five_portions_is_forwarded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "portion_tokens", lambda *_: 100)
+    model, passes = tiny_model(0), []
+    forward = PolicyForward(model)
+    model.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    said = list(range(1, 10)) * 55
+    calls = [CallTokens(prompt=said[:n], completion=[1, 2], logprobs=None) for n in (90, 288, 495)]
+    forward.accumulate(compile_tree(calls), lambda _, values: values.logprobs.sum())
+    assert len(passes) == 5
 
 
 def test_kept_activations_are_given_up_before_portions_shrink(
