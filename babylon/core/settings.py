@@ -327,6 +327,9 @@ class ServingSettings(Group):
     """Path of the Python that has vLLM installed."""
     vllm_args: str = _env("", "VLLM_ARGS")
     """Further command-line arguments of the vLLM server."""
+    vllm_turns: bool = _env(False, "VLLM_TURNS")
+    """Full models of one shape take turns on one vLLM server, which then needs the memory of one;
+    otherwise each has a server. Calls of the others wait while weights are loaded."""
     engine_url: str | None = _env(
         None, "ENGINE_URL", pattern=r"^https?://[^/,]+/?(,https?://[^/,]+/?)*$"
     )

@@ -59,15 +59,23 @@ class DevicePlan:
 
 
 def share_device(
-    config: PreTrainedConfig, *, engine: str, vllm_args: str, tuning: Tuning, memory: int
+    config: PreTrainedConfig,
+    *,
+    engine: str,
+    vllm_args: str,
+    tuning: Tuning,
+    memory: int,
+    turns: bool = False,
 ) -> DevicePlan:
     """Plan engine, checks and matches on a device of ``memory`` bytes.
 
     vLLM takes its share of the device at its start, whatever the model. With full tuning, parent
-    and update are two models: two servers of vLLM, or two copies in the embedded engine.
+    and update are two models: two servers of vLLM unless they take ``turns`` on one, or two copies
+    in the embedded engine.
     """
     model, servers = 4 * _weights(config), 2 if tuning == "full" else 1
     if engine == "vllm":
+        servers = 1 if turns else servers
         given = re.search(r"--gpu-memory-utilization[ =]([\d.]+)", vllm_args)
         held = round(memory * servers * (float(given[1]) if given else VLLM_SHARE))
     else:
