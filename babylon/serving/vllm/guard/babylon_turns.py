@@ -25,7 +25,7 @@ class Turns:
     """Gives one model at a time its turn. ``load`` puts the weights of a path into the server.
 
     A model without calls leaves its turn to others. One that is called all the time keeps it for
-    ``_LONGEST_SHARE`` times as long as its load took: loading takes a fifth of two busy models' time.
+    ``_LONGEST_SHARE`` times as long as its load took, so two busy models load a fifth of the time.
     """
 
     def __init__(self, load: Callable[[str], Awaitable[None]]) -> None:
