@@ -13,9 +13,12 @@ share the others. With ``--shared`` all run anywhere. *Idle* is the share of the
 processors that nobody used: other programs show in it, and beside them a latency is their wait for
 a processor. The gateway takes turns with a *relay*, which only copies bytes, at the same rate in
 the same place: that is the least that this machine lets a second process add.
+*Queue* is the p99 of wait and service of calls that cost what they do and arrive as they do, by
+theory: a call waits for others on its one processor, whoever wrote the gateway.
 """
 
 import argparse
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -60,9 +63,9 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
         sent = 0
         print(
             "| answers | calls/s | idle | CPU-ms a call | direct p50, p99 ms | through p50, p99"
-            " | added p50, p99 |"
+            " | added p50, p99 | queue p99 |"
         )
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for stream in (False, True):
             for count in (WARM_UP, requests):
                 full = await load(
@@ -82,7 +85,8 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
                 cost = 1000 * (cpu_s(target.pid) - spent) / count
                 both = [direct.median_ms, direct.p99_ms, answered.median_ms, answered.p99_ms]
                 added = [both[2] - both[0], both[3] - both[1]]
-                rows[target].append([idle_since(before), cost, *both, *added])
+                queue = queueing_p99_ms(rate, cost)
+                rows[target].append([idle_since(before), cost, *both, *added, queue])
                 print(line(target, stream, rate, rows[target][-1]), flush=True)
             for target, of_turns in rows.items():
                 middle = [median(column) for column in zip(*of_turns, strict=True)]
@@ -91,6 +95,24 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
         stored = await store.pool.fetchval("SELECT count(*) FROM babylon.calls WHERE trainable")
         if stored != sent:
             raise RuntimeError(f"{stored} of {sent} calls are in the database")
+
+
+def queueing_p99_ms(calls_per_s: float, cost_ms: float) -> float:
+    """Return the 99th percentile of wait and service at one processor, an M/D/1 queue.
+
+    Erlang (1909): the distribution of the wait for random arrivals and a constant service time.
+    Infinite if the processor cannot keep up.
+    """
+    load, waits = calls_per_s * cost_ms / 1000, 0.0  # in units of the service time
+    while load < 1 and _waits_at_most(waits, load) < 0.99:
+        waits += 0.01
+    return (waits + 1) * cost_ms if load < 1 else math.inf
+
+
+def _waits_at_most(waits: float, load: float) -> float:
+    terms = ((load * (k - waits)) ** k / math.factorial(k) for k in range(int(waits) + 1))
+    parts = (term * math.exp(-load * (k - waits)) for k, term in enumerate(terms))
+    return (1 - load) * math.fsum(parts)
 
 
 def pin(pid: int, processors: list[int]) -> None:
@@ -106,10 +128,10 @@ def idle_since(before: Sequence[float]) -> float:
 
 
 def line(target: Target, stream: bool, rate: float, row: list[float], kind: str = "") -> str:
-    idle, cost, *ms = row
+    idle, cost, *ms, queue = row
     kind += f"{target.name}, {'streamed' if stream else 'whole'}"
     pairs = [f"{ms[at]:.2f}, {ms[at + 1]:.2f}" for at in (0, 2, 4)]
-    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} |"
+    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} | {queue:.2f} |"
 
 
 def main() -> None:
