@@ -7,7 +7,6 @@ whether its answer ends well, and records it before the last byte.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError
@@ -17,7 +16,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-CLIENT = "gateway.client"
 
 EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
 BODY_S = 30.0
@@ -104,24 +102,8 @@ async def _drain(receive: Receive) -> None:
                 left -= len(part)
 
 
-class Client:
-    """The other end of a connection. A scope has it as ``CLIENT``.
-
-    ASGI tells that a client left only to a task that waits for it, which cost 20 % of a call.
-    """
-
-    def __init__(self) -> None:
-        self.left = False
-        self.on_leaving = set[Callable[[], None]]()
-
-    def leave(self) -> None:
-        self.left = True
-        for call in [*self.on_leaving]:
-            call()
-
-
 async def unless_client_leaves(
-    client: Client, work: Coroutine[object, object, None], limit_s: float
+    receive: Receive, work: Coroutine[object, object, None], limit_s: float
 ) -> None:
     """Await ``work``, which answers the client, and cancel it when the client leaves.
 
@@ -132,28 +114,31 @@ async def unless_client_leaves(
         ClientLeft: the client closed the connection before ``work`` was done.
         TimeoutError: ``work`` took longer than ``limit_s``.
     """
-    task = asyncio.current_task()
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
-    reason = None
+    working, reason = True, None
 
     def stop(error: type[Exception]) -> None:
         nonlocal reason
-        if reason is None:
+        if working and reason is None:
             reason = error
             task.cancel()
 
-    leave = partial(stop, ClientLeft)
-    client.on_leaving.add(leave)
-    overdue = asyncio.get_running_loop().call_later(limit_s, stop, TimeoutError)
+    gone = loop.create_task(_disconnected(receive))
+    gone.add_done_callback(lambda _: stop(ClientLeft))
+    overdue = loop.call_later(limit_s, stop, TimeoutError)
     try:
-        if client.left:
-            work.close()
-            raise ClientLeft
         await work
     except asyncio.CancelledError:
         if reason and not task.uncancel():  # cancelled by ``stop``, and by nobody else
             raise reason from None
         raise
     finally:
-        client.on_leaving.discard(leave)
+        working = False
+        gone.cancel()
         overdue.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

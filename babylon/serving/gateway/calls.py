@@ -12,9 +12,7 @@ import msgspec
 
 from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import (
-    CLIENT,
     EVENT_STREAM,
-    Client,
     ClientLeft,
     Headers,
     Receive,
@@ -84,12 +82,14 @@ class CallHandler:
                     assigned=assigned,
                     key_id=principal.key_id,
                 )
-                await self._counted(exchange, scope, response)
+                await self._counted(exchange, scope, receive, response)
 
-    async def _counted(self, exchange: Exchange, scope: Scope, response: Response) -> None:
+    async def _counted(
+        self, exchange: Exchange, scope: Scope, receive: Receive, response: Response
+    ) -> None:
         outcome = "left"
         try:
-            await self._answer_or_record_interruption(exchange, scope[CLIENT], response)
+            await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
             self.table.readiness.call_ended(exchange.assigned.target.name, response.status)
         except RequestError as error:
@@ -102,11 +102,12 @@ class CallHandler:
                 self.tracer.called(exchange, outcome, scope)
 
     async def _answer_or_record_interruption(
-        self, exchange: Exchange, client: Client, response: Response
+        self, exchange: Exchange, receive: Receive, response: Response
     ) -> None:
         try:
-            await unless_client_leaves(client, self._answer(exchange, response), TOTAL_S)
+            await unless_client_leaves(receive, self._answer(exchange, response), TOTAL_S)
         except ClientLeft:
+            # uvicorn reports a disconnect also after the last byte of a complete response
             if not response.complete:
                 await self._record_interrupted(exchange, "the client left")
                 raise

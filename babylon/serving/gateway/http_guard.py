@@ -13,8 +13,6 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from babylon.serving.gateway.asgi import CLIENT, Client
-
 MAX_HEAD_BYTES = 2**16
 HEAD_S = 20.0  # from the connection, or the first byte of a later request, to the headers' end
 STALL_S = 30.0  # without a read while the write buffer is full
@@ -32,7 +30,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._client = Client()
         self._in_head, self._head_bytes, self._chunk, self._refused = False, 0, 0, False
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
@@ -40,7 +37,6 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._client.leave()
         for timer in (self._overdue, self._stalled):
             if timer:
                 timer.cancel()
@@ -69,7 +65,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._overdue:
             self._overdue.cancel()
             self._overdue = None
-        self.scope[CLIENT] = self._client  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
