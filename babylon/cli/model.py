@@ -223,6 +223,7 @@ def memory_plan(
             config,
             engine="remote" if serving.engine_url else serving.engine,
             vllm_args=serving.vllm_args,
+            turns=serving.vllm_turns,
             tuning=training.tuning,
             memory=memory,
             precision=reading_precision(training.tuning, training.base_precision),

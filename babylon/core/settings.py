@@ -327,6 +327,8 @@ class ServingSettings(Group):
     """Path of the Python that has vLLM installed."""
     vllm_args: str = _env("", "VLLM_ARGS")
     """Further command-line arguments of the vLLM server."""
+    vllm_turns: bool = _env(False, "VLLM_TURNS")
+    """Full models of one shape take turns on one vLLM server, in the memory of one model."""
     engine_url: str | None = _env(
         None, "ENGINE_URL", pattern=r"^https?://[^/,]+/?(,https?://[^/,]+/?)*$"
     )
@@ -337,8 +339,7 @@ class ServingSettings(Group):
     `http://0.0.0.0:8001`, instead of `ENGINE_PORT`. All of them need the `engine.key` of its home.
     Unset: loopback."""
     address: str | None = _env(None, "GATEWAY_ADDRESS", pattern=r"^https?://[^/?#]+/?$")
-    """Address at which other machines reach this one gateway, and not a proxy before several.
-    Unset: derived from `GATEWAY_LISTEN`."""
+    """Address of this one gateway, and no proxy, for other machines. Unset: `GATEWAY_LISTEN`'s."""
     recording: RecordingPolicy = _env("lossless", "RECORDING")
     """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
     max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)

@@ -29,6 +29,7 @@ def local_directory(name: str) -> Path | None:
 PUBLIC_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 ADAPTER_CONFIG = "adapter_config.json"
 _ROOMS = {"models", "checkpoints"}  # directories of a home
+_ABOUT_THE_FILE = {"_name_or_path", "transformers_version"}
 
 
 def checkpoint_digest(uri: str) -> str | None:
@@ -47,6 +48,26 @@ def checkpoint_digest(uri: str) -> str | None:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.relative_to(directory)}\n{content}\n".encode())
     return digest.hexdigest()
+
+
+def shape_of(uri: str) -> str:
+    """Digest of architecture, tokenizer and chat template: two full models of one shape differ only
+    in the values of their weights. A model of the Hugging Face hub is a shape of its own.
+    """
+    directory = Path(uri)
+    if not directory.is_dir():
+        return uri
+    config, tokenizer, settings = (
+        json.loads(path.read_text()) if (path := directory / name).exists() else {}
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json")
+    )
+    template = directory / "chat_template.jinja"
+    parts = [
+        {name: value for name, value in config.items() if name not in _ABOUT_THE_FILE},
+        tokenizer,
+        template.read_text() if template.exists() else settings.get("chat_template"),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def adapter_base(uri: str) -> str | None:

@@ -67,11 +67,13 @@ def share_device(
     tuning: Tuning,
     memory: int,
     precision: Precision = "fp32",
+    turns: bool = False,
 ) -> DevicePlan:
     """Plan engine, checks and matches on a device of ``memory`` bytes.
 
     vLLM takes its share of the device at its start, whatever the model. With full tuning, parent
-    and update are two models: two servers of vLLM, or two copies in the embedded engine.
+    and update are two models: two servers of vLLM unless they take ``turns`` on one, or two copies
+    in the embedded engine.
     """
     with torch.device("meta"):
         meta: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -79,6 +81,7 @@ def share_device(
     model, read = (round(sum(_frozen_bytes(meta, kind))) for kind in ("fp32", precision))
     servers = 2 if tuning == "full" else 1
     if engine == "vllm":
+        servers = 1 if turns else servers
         given = re.search(r"--gpu-memory-utilization[ =]([\d.]+)", vllm_args)
         held = round(memory * servers * (float(given[1]) if given else VLLM_SHARE))
     else:

@@ -20,7 +20,7 @@ from babylon.store.policies import ensure_base
 from benchmarks.gateway.load import Target
 
 START_S = 120.0
-OURS, LITELLM = "ours", "LiteLLM"
+OURS, LITELLM, RELAY = "ours", "LiteLLM", "relay"
 _RECORDER = Path(__file__).with_name("litellm_recorder.py")
 _LITELLM = """
 model_list:
@@ -37,6 +37,15 @@ def upstream(port: int, directory: Path) -> Iterator[Target]:
     command = ["-m", "benchmarks.gateway.upstream", f"--port={port}"]
     with _process([sys.executable, *command], directory / "upstream.log", {}) as pid:
         yield Target("direct", f"http://127.0.0.1:{port}", "none", pid)
+
+
+@contextmanager
+def relay(port: int, engine_port: int, directory: Path) -> Iterator[Target]:
+    """Run a relay that does nothing but copy bytes."""
+    command = [f"--port={port}", f"--engine-port={engine_port}"]
+    module = [sys.executable, "-m", "benchmarks.gateway.relay"]
+    with _process([*module, *command], directory / "relay.log", {}) as pid:
+        yield Target(RELAY, f"http://127.0.0.1:{port}", "none", pid)
 
 
 @asynccontextmanager

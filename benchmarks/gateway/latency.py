@@ -11,14 +11,19 @@ for each turn p50 and p99 of both, what the gateway adds, and the medians of the
 The gateway with all its threads has the last processor for itself; clients, engine and Postgres
 share the others. With ``--shared`` all run anywhere. *Idle* is the share of the machine's
 processors that nobody used: other programs show in it, and beside them a latency is their wait for
-a processor.
+a processor. The gateway takes turns with a *relay*, which only copies bytes, at the same rate in
+the same place: that is the least that this machine lets a second process add.
+*Queue* is the p99 of wait and service of calls that cost what they do and arrive as they do, by
+theory: a call waits for others on its one processor, whoever wrote the gateway.
 """
 
 import argparse
+import math
 import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -27,8 +32,8 @@ import uvloop
 
 from babylon.store.calls import wait_until_recorded
 from benchmarks.gateway.__main__ import CLIENTS, WARM_UP, cpu_s, free_ports
-from benchmarks.gateway.contenders import ours, until_ready, upstream
-from benchmarks.gateway.load import arriving, load
+from benchmarks.gateway.contenders import ours, relay, until_ready, upstream
+from benchmarks.gateway.load import Target, arriving, load
 
 SHARE = 1 / 3  # of the saturation
 DIRECT = 1 / 4  # calls to the engine for each call to the gateway
@@ -42,7 +47,7 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
     """
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine_port, port = free_ports(2)
+        engine_port, port, relay_port = free_ports(3)
         engine = stack.enter_context(upstream(engine_port, directory))
         await until_ready(f"{engine.url}/v1/models", engine.pid)
         if not shared:
@@ -50,40 +55,64 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
             pin(os.getpid(), others)
             pin(engine.pid, others)
         gateway, store = await stack.enter_async_context(ours(port, engine_port, directory))
+        plain = stack.enter_context(relay(relay_port, engine_port, directory))
+        await until_ready(f"{plain.url}/v1/models", plain.pid)
         if not shared:
             pin(gateway.pid, [last])
+            pin(plain.pid, [last])
         sent = 0
         print(
-            "| answers | calls/s | idle | CPU-ms a call | direct p50, p99 ms | gateway p50, p99"
-            " | added p50, p99 |"
+            "| answers | calls/s | idle | CPU-ms a call | direct p50, p99 ms | through p50, p99"
+            " | added p50, p99 | queue p99 |"
         )
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for stream in (False, True):
             for count in (WARM_UP, requests):
                 full = await load(
                     gateway, requests=count, clients=CLIENTS, stream=stream, long=False
                 )
                 sent += count
-            rows = list[list[float]]()
-            for turn in range(turns):
+            rate = SHARE * full.rate
+            rows: dict[Target, list[list[float]]] = {gateway: [], plain: []}
+            for turn, target in product(range(turns), rows):
                 await wait_until_recorded(store)
-                before, spent, rate = psutil.cpu_times(), cpu_s(gateway.pid), SHARE * full.rate
-                rates = {engine: DIRECT * rate, gateway: rate}
+                before, spent = psutil.cpu_times(), cpu_s(target.pid)
+                rates = {engine: DIRECT * rate, target: rate}
                 found = await arriving(rates, seconds=seconds, stream=stream, seed=turn)
-                direct, answered = found[engine], found[gateway]
+                direct, answered = found[engine], found[target]
                 count = len(answered.seconds)
-                sent += count
-                cost = 1000 * (cpu_s(gateway.pid) - spent) / count
+                sent += count if target is gateway else 0
+                cost = 1000 * (cpu_s(target.pid) - spent) / count
                 both = [direct.median_ms, direct.p99_ms, answered.median_ms, answered.p99_ms]
                 added = [both[2] - both[0], both[3] - both[1]]
-                rows.append([idle_since(before), cost, *both, *added])
-                print(line(stream, rate, rows[-1]), flush=True)
-            middle = [median(column) for column in zip(*rows, strict=True)]
-            print(line(stream, rate, middle, "median, "), flush=True)
+                queue = queueing_p99_ms(rate, cost)
+                rows[target].append([idle_since(before), cost, *both, *added, queue])
+                print(line(target, stream, rate, rows[target][-1]), flush=True)
+            for target, of_turns in rows.items():
+                middle = [median(column) for column in zip(*of_turns, strict=True)]
+                print(line(target, stream, rate, middle, "median, "), flush=True)
         await wait_until_recorded(store)
         stored = await store.pool.fetchval("SELECT count(*) FROM babylon.calls WHERE trainable")
         if stored != sent:
             raise RuntimeError(f"{stored} of {sent} calls are in the database")
+
+
+def queueing_p99_ms(calls_per_s: float, cost_ms: float) -> float:
+    """Return the 99th percentile of wait and service at one processor, an M/D/1 queue.
+
+    Erlang (1909): the distribution of the wait for random arrivals and a constant service time.
+    Infinite if the processor cannot keep up.
+    """
+    load, waits = calls_per_s * cost_ms / 1000, 0.0  # in units of the service time
+    while load < 1 and _waits_at_most(waits, load) < 0.99:
+        waits += 0.01
+    return (waits + 1) * cost_ms if load < 1 else math.inf
+
+
+def _waits_at_most(waits: float, load: float) -> float:
+    terms = ((load * (k - waits)) ** k / math.factorial(k) for k in range(int(waits) + 1))
+    parts = (term * math.exp(-load * (k - waits)) for k, term in enumerate(terms))
+    return (1 - load) * math.fsum(parts)
 
 
 def pin(pid: int, processors: list[int]) -> None:
@@ -98,11 +127,11 @@ def idle_since(before: Sequence[float]) -> float:
     return float(spent[psutil.cpu_times()._fields.index("idle")] / sum(spent))
 
 
-def line(stream: bool, rate: float, row: list[float], kind: str = "") -> str:
-    idle, cost, *ms = row
-    kind += "streamed" if stream else "whole"
+def line(target: Target, stream: bool, rate: float, row: list[float], kind: str = "") -> str:
+    idle, cost, *ms, queue = row
+    kind += f"{target.name}, {'streamed' if stream else 'whole'}"
     pairs = [f"{ms[at]:.2f}, {ms[at + 1]:.2f}" for at in (0, 2, 4)]
-    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} |"
+    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} | {queue:.2f} |"
 
 
 def main() -> None:

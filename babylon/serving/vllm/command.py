@@ -40,6 +40,10 @@ def require_vllm(serving: ServingSettings) -> str:
     """
     extra_arguments(serving.vllm_args)
     if serving.engine_url:
+        if serving.vllm_turns:
+            raise ConfigError(
+                "VLLM_TURNS needs a server that the host starts: leave out ENGINE_URL"
+            )
         if "," in serving.engine_url:
             raise ConfigError(
                 f"ENGINE_URL={serving.engine_url!r} with ENGINE=vllm: name one server, and run a"
@@ -88,7 +92,14 @@ def mixes_base_with_adapters(build: str) -> bool:
 
 
 def vllm_service(
-    serving: ServingSettings, base: str, name: str, port: int, *, logs: Path, secret: str
+    serving: ServingSettings,
+    base: str,
+    name: str,
+    port: int,
+    *,
+    logs: Path,
+    secret: str,
+    turns: bool = False,
 ) -> Service:
     """Return a server of the model ``base`` under ``name`` on loopback.
 
@@ -99,6 +110,7 @@ def vllm_service(
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
     them, and never forced: by default vLLM would constrain the sampling of a request with tools.
+    ``turns``: full models of the shape of ``base`` take turns on it.
     """
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
@@ -106,7 +118,8 @@ def vllm_service(
         *("env", f"PYTHONPATH={Path(guard.__file__).parent}"),
         *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
-        *("--middleware", "babylon_guard.NeedsKey"),
+        *(("--middleware", "babylon_turns.TakesTurns") if turns else ()),
+        *("--middleware", "babylon_guard.NeedsKey"),  # the last one sees a request first
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
@@ -125,6 +138,8 @@ def vllm_service(
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
             "VLLM_NO_USAGE_STATS": "1",
+            # the path of a call names its policy, if policies take turns
+            "VLLM_SKIP_MODEL_NAME_VALIDATION": str(int(turns)),
         },
     )
 

@@ -4,6 +4,8 @@ An adapter is never loaded in place. A running sequence would change weights mid
 prefixes would be those of the old weights.
 """
 
+from urllib.parse import quote
+
 import aiohttp
 import msgspec
 from msgspec import Struct
@@ -37,29 +39,40 @@ class _Cards(Struct, frozen=True):
 class VllmClient:
     """The server at ``url``; ``secret`` is for those that the host starts.
 
+    ``turns``: it is one on which full models take turns (``babylon_turns``).
+
     Every method raises ``VllmDownError`` if it does not answer, ``TimeoutError`` if it is too busy
     to answer.
     """
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, secret: str = "") -> None:
-        self.url = url
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, secret: str = "", *, turns: bool = False
+    ) -> None:
+        self.url, self.turns = url, turns
         self._http = http
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
 
     async def cards(self) -> list[VllmModelCard]:
         """Return the models that the server serves."""
-        body = await self._get("/v1/models")
+        body = await self._get("/policies" if self.turns else "/v1/models")
         try:
             return msgspec.json.decode(body, type=_Cards).data
         except msgspec.DecodeError as error:
             raise VllmDownError(f"{self.url} is not a vLLM server: {error}") from error
 
+    def calls_at(self, name: str) -> str:
+        """Return the address for calls of a model."""
+        return f"{self.url}/policies/{quote(name)}" if self.turns else self.url
+
     async def load(self, name: str, path: str) -> None:
-        """Load an adapter.
+        """Load an adapter, or let a full model take turns.
 
         Raises:
             RequestError: the server refuses the adapter.
         """
+        if self.turns:
+            await self._send("PUT", f"/policies/{quote(name)}", _WORK, {"path": path})
+            return
         body = {"lora_name": name, "lora_path": path}
         try:
             await self._send("POST", "/v1/load_lora_adapter", _WORK, body)
@@ -73,12 +86,15 @@ class VllmClient:
             raise
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter. Running answers are finished.
+        """Unload an adapter, or end a model's turns. Running answers are finished.
 
         Raises:
             RequestError: unknown adapter.
         """
-        await self._send("POST", "/v1/unload_lora_adapter", _WORK, {"lora_name": name})
+        if self.turns:
+            await self._send("DELETE", f"/policies/{quote(name)}", _WORK)
+        else:
+            await self._send("POST", "/v1/unload_lora_adapter", _WORK, {"lora_name": name})
 
     async def draw_one_token(self, model: str) -> None:
         """Draw a token, to see that the model answers, and to compile what the first call compiles.
@@ -88,7 +104,8 @@ class VllmClient:
         """
         messages = [{"role": "user", "content": "hello"}]
         body = {"model": model, "messages": messages, "max_tokens": 1, "logprobs": True}
-        await self._send("POST", "/v1/chat/completions", _WORK, body)
+        path = self.calls_at(model).removeprefix(self.url) + "/v1/chat/completions"
+        await self._send("POST", path, _WORK, body)
 
     async def chat(self, body: JsonObject) -> JsonObject:
         """Return the answer to a chat.

@@ -5,6 +5,7 @@ It implements ``babylon.serving.engine_protocol``. Calls go to the servers direc
 
 import asyncio
 import logging
+import os.path
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from babylon.core.errors import (
 from babylon.core.home import Home
 from babylon.core.settings import ServingSettings
 from babylon.core.settings_loading import load_settings
+from babylon.policies.checkpoint_files import shape_of
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine_protocol import (
     PolicyCard,
@@ -46,7 +48,7 @@ from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer, read_policy
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, bool]  # base model; True if the server is for its adapters only
+Key = tuple[str, bool]  # base model, or its shape; True if the server is for its adapters only
 _ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
 
 
@@ -87,7 +89,10 @@ class VllmFleet:
         known, _ = self._find(name)
         if known and known != policy:
             raise name_taken(name, known.version, known.path, path)
-        key = (policy.base, policy.is_adapter and self._adapters_apart)
+        base = policy.base
+        if self._takes_turns(policy):
+            base = await asyncio.to_thread(shape_of, policy.base)
+        key = (base, policy.is_adapter and self._adapters_apart)
         if self._serving.engine_url:
             key = _ANY
         server = self._servers.get(key) or self._start(key, policy)
@@ -155,16 +160,25 @@ class VllmFleet:
                 return known, key
         return None, _ANY
 
+    def _takes_turns(self, policy: VllmPolicy) -> bool:
+        return self._serving.vllm_turns and not policy.is_adapter
+
     def _start(self, key: Key, policy: VllmPolicy) -> VllmServer:
         taken = [urlsplit(server.client.url).port or 0 for server in self._servers.values()]
         port = free_port(self._serving, [*taken, *self._reserved_ports])
         name = policy.base if policy.is_adapter else policy.name
+        turns = self._takes_turns(policy)
         service = vllm_service(
-            self._serving, policy.base, name, port, logs=self._logs, secret=self._secret
+            self._serving,
+            *(policy.base, name, port),
+            logs=self._logs,
+            secret=self._secret,
+            turns=turns,
         )
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
-        client = VllmClient(self._http, f"http://127.0.0.1:{port}", self._secret)
-        server = VllmServer(client, service)
+        client = VllmClient(self._http, f"http://127.0.0.1:{port}", self._secret, turns=turns)
+        on_disk = os.path.isabs(policy.base)  # and no id of the Hugging Face hub
+        server = VllmServer(client, service, policy.base if turns and on_disk else None)
         self._servers[key] = server
         return server
 
@@ -193,7 +207,7 @@ def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:
         owned_by="vllm",
         root=policy.path,
         version=policy.version,
-        url=server.client.url,
+        url=server.client.calls_at(policy.name),
         model=None if model == policy.name else model,
         foreign=server.service is None,
     )
@@ -209,7 +223,7 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    adapters_apart = mixes_base_with_adapters(require_vllm(serving))
+    adapters_apart = mixes_base_with_adapters(require_vllm(serving)) or serving.vllm_turns
     secret = engine_secret(home.root)
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:

@@ -80,11 +80,14 @@ _REPORT_S = 30.0  # interval of log lines during a long start
 class VllmServer:
     """A server at ``client.url``: a child process that runs ``service``, or one at ``ENGINE_URL``.
 
-    ``policies``: what it must hold. ``up``: it answered the last time.
+    ``started_with``: the checkpoint in the service's command. ``policies``: what the server must
+    hold. ``up``: it answered the last time.
     """
 
-    def __init__(self, client: VllmClient, service: Service | None) -> None:
-        self.client, self.service = client, service
+    def __init__(
+        self, client: VllmClient, service: Service | None, started_with: str | None = None
+    ) -> None:
+        self.client, self.service, self._started_with = client, service, started_with
         self.policies: dict[str, VllmPolicy] = {}
         self.up = False
         self._was_up = False
@@ -122,13 +125,14 @@ class VllmServer:
             self._loading -= 1
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter; a full model stays as long as its server. Running answers finish.
+        """Unload a policy; a full model without turns stays as long as its server. Running answers
+        finish.
 
         This does not wait for a load. An adapter that the server loads again at this moment may
         stay there, but is no longer a policy.
         """
         policy = self.policies.pop(name)
-        if policy.is_adapter:
+        if self._comes_and_goes(policy):
             try:
                 await self.client.unload(name)
             except (RequestError, VllmDownError) as error:  # the adapter is gone already
@@ -174,7 +178,12 @@ class VllmServer:
                     if not _find(policy, cards):
                         await self._repair(policy)
                 down_since = time.monotonic()
-            except VllmDownError:
+            except VllmDownError as error:
+                if self._started_with and not os.path.exists(self._started_with):
+                    # It took turns with others and is deleted. A new host starts with one of those.
+                    raise ModelError(
+                        f"no server starts with {self._started_with}: it is gone"
+                    ) from error
                 if time.monotonic() - max(told, down_since) > _REPORT_S:
                     told = time.monotonic()
                     log.info("%s does not answer for %.0f s", self.client.url, told - down_since)
@@ -214,7 +223,7 @@ class VllmServer:
         """Load a policy if the server lacks it, and try it out if that was not done."""
         cards = await self._look()
         card = _find(policy, cards)
-        if card is None and policy.is_adapter:
+        if card is None and self._comes_and_goes(policy):
             await self._add(policy, cards)
         elif card is None:
             raise RequestError(400, f"{self._serves(cards)}, not {policy.path}")
@@ -222,7 +231,7 @@ class VllmServer:
             await self._try_out(policy, card.id if card else policy.name)
 
     async def _add(self, policy: VllmPolicy, cards: list[VllmModelCard]) -> None:
-        if all(_model(card) != policy.base for card in _bases(cards)):
+        if policy.is_adapter and all(_model(card) != policy.base for card in _bases(cards)):
             raise RequestError(
                 400, f"{policy.path} is an adapter of {policy.base}, but {self._serves(cards)}"
             )
@@ -236,7 +245,7 @@ class VllmServer:
         try:
             await self.client.draw_one_token(name)
         except RequestError as error:
-            if policy.is_adapter:
+            if self._comes_and_goes(policy):
                 await self.client.unload(policy.name)
             raise RequestError(400, f"{policy.path} cannot answer: {error}") from error
         self._tried.add(policy.name)
@@ -255,6 +264,9 @@ class VllmServer:
             log.info("%s answers", self.client.url)
         self.up = self._was_up = True
         return self._cards
+
+    def _comes_and_goes(self, policy: VllmPolicy) -> bool:
+        return policy.is_adapter or self.client.turns
 
     def _serves(self, cards: list[VllmModelCard]) -> str:
         served = ", ".join(map(_model, _bases(cards))) or "nothing"

@@ -3,7 +3,13 @@
 import json
 from pathlib import Path
 
-from babylon.policies.checkpoint_files import adapter_base, checkpoint_digest, make_portable
+from babylon.policies.checkpoint_files import (
+    adapter_base,
+    checkpoint_digest,
+    make_portable,
+    shape_of,
+)
+from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 
 def adapter(home: Path, base: str) -> Path:
@@ -36,3 +42,22 @@ def test_a_copied_home_with_absolute_paths_uses_its_own_base(tmp_path: Path) -> 
     (tmp_path / "old" / "models" / "tiny").mkdir(parents=True)
     path = adapter(tmp_path / "copy", str(tmp_path / "old" / "models" / "tiny"))
     assert adapter_base(str(path)) == str(tmp_path / "copy" / "models" / "tiny")
+
+
+def test_checkpoints_have_one_shape_if_only_the_values_of_their_weights_differ(
+    tmp_path: Path,
+) -> None:
+    def saved(name: str, seed: int = 0, **changes: int) -> Path:
+        tiny_model(seed, **changes).save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    one, other = saved("one"), saved("other", seed=1)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"transformers_version": "0"}))
+    deeper, chatty = saved("deeper", num_hidden_layers=3), saved("chatty")
+    (chatty / "chat_template.jinja").write_text("{{ messages }}")
+    shapes = [shape_of(str(path)) for path in (one, other, deeper, chatty)]
+    assert shapes[0] == shapes[1]
+    assert len({*shapes}) == 3
+    assert shape_of("org/model") == "org/model"

@@ -118,6 +118,8 @@ def test_an_engine_leaves_the_rest_of_its_device_to_trainer_and_checks() -> None
     assert model < lora.checks < lora.match_without_engine + 2**26
     both = share_device(**given, engine="vllm", vllm_args=args, tuning="full")
     assert both.engine == 80 * GIB
+    turns = share_device(**given, engine="vllm", vllm_args=args, tuning="full", turns=True)
+    assert turns == lora
     usual = share_device(**given, engine="vllm", vllm_args="", tuning="lora")
     assert usual.engine == round(VLLM_SHARE * 100 * GIB)
     assert share_device(**given, engine="remote", vllm_args="", tuning="full").engine == 0

@@ -62,6 +62,18 @@ def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
         assert flags in given
 
 
+def test_a_server_of_models_that_take_turns_asks_for_the_key_first(settings: Settings) -> None:
+    usual = service_of(settings)
+    turns = vllm_service(
+        settings.serving, "/models/base", "v0", 8123, logs=settings.home.logs, secret="", turns=True
+    )
+    given = " ".join(turns.command)
+    assert "--middleware babylon_turns.TakesTurns --middleware babylon_guard.NeedsKey" in given
+    assert "babylon_turns" not in " ".join(usual.command)
+    names = [service.environment["VLLM_SKIP_MODEL_NAME_VALIDATION"] for service in (usual, turns)]
+    assert names == ["0", "1"]
+
+
 def test_vllm_gets_the_engines_secret_where_nobody_sees_it_and_no_other(
     settings: Settings,
 ) -> None:
@@ -103,6 +115,9 @@ def test_settings_without_a_vllm_are_refused_with_the_remedy(settings: Settings)
     ):
         with pytest.raises(ConfigError, match=message):
             require_vllm(settings.replace(**changes).serving)
+    theirs = settings.replace(serving={"engine_url": "http://gpu-box:8000", "vllm_turns": True})
+    with pytest.raises(ConfigError, match="leave out ENGINE_URL"):
+        require_vllm(theirs.serving)
     running = settings.replace(serving={"engine_url": "http://gpu-box:8000", "vllm_python": None})
     assert require_vllm(running.serving) == "http://gpu-box:8000"
 

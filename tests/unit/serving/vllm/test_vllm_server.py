@@ -1,8 +1,10 @@
 """Servers in trouble: real HTTP, with vLLM's answers."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -123,3 +125,19 @@ async def test_requests_in_flight_are_those_running_and_waiting() -> None:
     )
     async with server_with(answering("GET", "/metrics", metrics)) as server:
         assert await server.client.in_flight() == 5
+
+
+async def test_a_server_whose_first_model_is_deleted_ends_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not start again. A new host starts with a model that is still there."""
+    ended: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", ended.append)
+    async with aiohttp.ClientSession() as session:
+        nobody = VllmClient(session, "http://127.0.0.1:9", turns=True)
+        server = VllmServer(nobody, None, str(tmp_path / "gone"))
+        async with asyncio.timeout(10):
+            while not ended:
+                await asyncio.sleep(0.01)
+        await server.stop()
+    assert ended == [signal.SIGTERM]
