@@ -113,8 +113,8 @@ def _market(game: Seat) -> list[str]:
     lines += [f"{now}. Prices:", *_questions(game), *_perps(game)]
     if news := _earlier_news(game):
         lines += ["Earlier news:", *news]
-    if news := game.scenario.news[game.tick]:
-        lines.append(_headline(news))
+    if headline := game.scenario.news[game.tick]:
+        lines.append(_headline(headline))
     if posts := game.market.feed.posts[-RECENT:]:
         lines += ["Feed:", *(line for post in posts for line in _post(post))]
     return lines
