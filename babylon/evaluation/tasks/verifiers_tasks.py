@@ -52,7 +52,7 @@ class VerifiersTasks:
     def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> list[vf.Task]:
         random = Random(seed)
         if not self._taskset.bounded:
-            return [*islice(self._taskset.skip(random.randrange(100_000)), count)]
+            return [*islice(self._taskset.skip(random.randrange(10_000)), count)]
         tasks = [*self._taskset]
         return random.sample(tasks, min(count, len(tasks)))
 
