@@ -6,6 +6,7 @@ servers, stops, rewards and judges work as they do there. Needs ``babylon-rl[ver
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
@@ -22,6 +23,8 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from babylon.core.errors import ArenaError
 from babylon.core.trajectories import Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
+
+KEY_VARIABLE = "BABYLON_EVALUATOR_KEY"  # verifiers takes keys from the environment only
 
 
 class VerifiersTasks:
@@ -62,13 +65,13 @@ class VerifiersTasks:
         Raises:
             ArenaError: verifiers reports an error, which is never a low score.
         """
+        os.environ[KEY_VARIABLE] = policy.client.api_key
         agent = vf.Agent(
             vf.AgentConfig(
                 model=policy.model,
                 client=vf.EvalClientConfig(
                     base_url=str(policy.client.base_url),
-                    api_key_var="",
-                    headers={"Authorization": f"Bearer {policy.client.api_key}"},
+                    api_key_var=KEY_VARIABLE,
                 ),
                 sampling=vf.SamplingConfig.model_validate({**self._sampling, "seed": seed}),
                 runtime=vf.SubprocessConfig(),
