@@ -14,7 +14,7 @@ processors that nobody used: other programs show in it, and beside them a latenc
 a processor. The gateway takes turns with a *relay*, which only copies bytes, at the same rate in
 the same place: that is the least that this machine lets a second process add.
 *Queue* is the p99 of wait and service of calls that cost what they do and arrive as they do, by
-theory: a call waits for others on its one processor, whoever wrote the gateway.
+theory: in any gateway, a call waits for others on its one processor.
 """
 
 import argparse

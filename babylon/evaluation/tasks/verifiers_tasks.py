@@ -24,7 +24,9 @@ from babylon.core.errors import ArenaError
 from babylon.core.trajectories import Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
 
-KEY_VARIABLE = "BABYLON_EVALUATOR_KEY"  # verifiers takes keys from the environment only
+# verifiers takes keys from the environment only. It hides variables with API_KEY in their name from
+# a taskset's tool servers.
+KEY_VARIABLE = "BABYLON_EVALUATOR_API_KEY"
 
 
 class VerifiersTasks:
