@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.soak.faults import DISK, RESTARTED, TARGETS, Fault
 from benchmarks.soak.fleet import Played
 from benchmarks.soak.promises import Promise
-from benchmarks.soak.watch import Watch, slope
+from benchmarks.soak.watch import WARM_S, Watch, slope
 
 RECOVERY_S = 15.0
 _PLOTS = {
@@ -53,8 +53,8 @@ def write_report(
         "| --- | --- | --- | --- | --- | --- | --- |",
         *_recoveries(struck),
         "\n## Slopes\n",
-        "Change in an hour with a 95 % interval: of memory and open files in the quiet end, of all"
-        " else in the second half.\n",
+        f"Change in an hour with a 95 % interval, {WARM_S / 60:.0f} minutes and more after the last"
+        " fault.\n",
         "| figure | last | slope | interval | grows |\n| --- | --- | --- | --- | --- |",
         *_slopes(watch),
         "",

@@ -20,7 +20,7 @@ PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events", "event_re
 OUR_TABLES = ("calls", "windows", "policies", "attempts")
 FILES = ("checkpoints", "artifacts", "arena", "recording", "logs", "prefect", "postgres")
 WAL = "postgres/data/pg_wal"  # Postgres bounds it itself: it grows up to max_wal_size first
-WARM_S = 300.0
+WARM_S = 720.0  # processes are warm, and events of the faults are old enough to be removed
 BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
 # Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
@@ -74,15 +74,12 @@ class Watch:
         return [at for at, _ in found], [value for _, value in found]
 
     def judged(self, name: str) -> tuple[list[float], list[float]]:
-        """Return the part of a series whose slope counts.
+        """Return the part of a series whose slope counts: the quiet end, once all is warm.
 
-        Processes live for a minute while faults last, so their memory and files are judged
-        afterwards, when they are warm. All else is judged in the second half.
+        While faults last, processes live for a minute and fewer windows end in one.
         """
         moments, values = self.series(name)
-        first = moments[len(moments) // 2] if moments else 0.0
-        if name.startswith(("memory", "open files")):
-            first = self.quiet_since + WARM_S
+        first = self.quiet_since + WARM_S
         kept = [(at, value) for at, value in zip(moments, values, strict=True) if at >= first]
         return [at for at, _ in kept], [value for _, value in kept]
 
