@@ -5,7 +5,7 @@ Training reads them: a call holds the exact tokens and logprobs that the policy 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -23,8 +23,6 @@ from babylon.store.routes import CHANNEL
 
 ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
 _POLL_S = 0.05
-_AT_ONCE = 4  # calls
-_REST_S = 0.001  # between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,30 +83,48 @@ class RecordingGap:
     call_ids: Sequence[str] = ()
 
 
-CALL_COLUMNS = [field.name for field in fields(RecordedCall)]
+CALL_COLUMNS = tuple(field.name for field in fields(RecordedCall))
 _row = attrgetter(*CALL_COLUMNS)  # dataclasses.astuple would copy every list, number by number
-_INSERT = (
-    f"INSERT INTO babylon.calls ({', '.join(CALL_COLUMNS)})"
-    f" VALUES ({', '.join(f'${i + 1}' for i in range(len(CALL_COLUMNS)))}) ON CONFLICT DO NOTHING"
-)
+
+
+def copy_line(call: RecordedCall) -> bytes:
+    """Return a call as a line of COPY's text format, with the columns ``CALL_COLUMNS``.
+
+    It is written here, because asyncpg encodes every array element several times.
+    """
+    return ("\t".join([_FORMATS[type(value)](value) for value in _row(call)]) + "\n").encode()
 
 
 async def insert_calls(store: Store, calls: Iterable[RecordedCall]) -> None:
     """Insert all calls or none. A call whose ``call_id`` is stored already stays as it is."""
-    await store.pool.executemany(_INSERT, [_row(call) for call in calls])
+    await copy_lines(store, CALL_COLUMNS, b"".join(map(copy_line, calls)))
 
 
-async def copy_calls(store: Store, calls: Sequence[RecordedCall]) -> None:
-    """Insert calls as ``insert_calls`` does, but faster: by COPY, while every call is new.
+async def copy_lines(store: Store, columns: Sequence[str], lines: bytes) -> None:
+    """Insert the calls of all lines or none, as ``insert_calls`` does.
 
-    COPY's text format is written here, because asyncpg encodes every array element several times.
+    Args:
+        columns: those of the lines; others of the table get their defaults.
     """
+    source = memoryview(lines)  # asyncpg would take bytes for the path of a file
     try:
         await store.pool.copy_to_table(
-            "calls", schema_name="babylon", columns=CALL_COLUMNS, source=_lines(calls)
+            "calls", schema_name="babylon", columns=columns, source=source
         )
     except asyncpg.UniqueViolationError:
-        await insert_calls(store, calls)
+        async with store.pool.acquire() as connection, connection.transaction():
+            await connection.execute(
+                "CREATE TEMPORARY TABLE copied (LIKE babylon.calls INCLUDING DEFAULTS)"
+                " ON COMMIT DROP"
+            )
+            await connection.copy_to_table(
+                "copied", schema_name="pg_temp", columns=columns, source=source
+            )
+            names = ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+            await connection.execute(
+                f"INSERT INTO babylon.calls ({names}) SELECT {names} FROM pg_temp.copied"
+                " ON CONFLICT DO NOTHING"
+            )
 
 
 async def find_call(store: Store, call_id: str) -> RecordedCall:
@@ -171,21 +187,6 @@ async def wait_until_recorded(
                 f"calls are not in the database after {timeout_s:.0f} s; they wait with {names}:"
                 " look at its log"
             )
-
-
-async def _lines(calls: Sequence[RecordedCall]) -> AsyncIterator[bytes]:
-    """Yield COPY's text format, a few calls at a time: a gateway answers requests in between.
-
-    A request takes several turns of the event loop. Without a rest, each of them would wait for a
-    few calls. https://www.postgresql.org/docs/current/sql-copy.html
-    """
-    for start in range(0, len(calls), _AT_ONCE):
-        yield b"".join(map(_line, calls[start : start + _AT_ONCE]))
-        await asyncio.sleep(_REST_S)
-
-
-def _line(call: RecordedCall) -> bytes:
-    return ("\t".join([_FORMATS[type(value)](value) for value in _row(call)]) + "\n").encode()
 
 
 def _array(value: list[float]) -> str:

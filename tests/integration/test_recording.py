@@ -9,17 +9,18 @@ from pathlib import Path
 
 import asyncpg
 import httpx
+import msgspec
 import openai
 import pytest
 
 from babylon.core.home import Home
 from babylon.core.settings import RecordingPolicy, Settings
-from babylon.serving.gateway import recording
+from babylon.serving.gateway import recording, segments
 from babylon.serving.gateway.handover import Handover
-from babylon.serving.gateway.segments import Segment, abandoned, encode_record
+from babylon.serving.gateway.segments import Segment, abandoned, encode_record, framed
 from babylon.serving.gateway.shipping import Shipper
 from babylon.store import Store
-from babylon.store.calls import CALL_COLUMNS, RecordedCall, copy_calls, insert_calls
+from babylon.store.calls import CALL_COLUMNS, RecordedCall, insert_calls
 from benchmarks.gateway.upstream import Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
 from tests.unit.serving.gateway.calls import call
@@ -42,10 +43,17 @@ def left_behind(directory: Path, *numbers: int, torn: int = 0) -> None:
         file.write(encode_record(call(99))[:torn])
 
 
+async def ship_all(store: Store, directory: Path) -> Shipper:
+    shipper = Shipper(store, directory)
+    shipper.take_over()
+    await shipper.ship()
+    return shipper
+
+
 async def test_what_dead_gateways_left_is_stored_once(store: Store, tmp_path: Path) -> None:
     left_behind(tmp_path, 1, 2, torn=30)
     left_behind(tmp_path, 2, 3)
-    await Shipper(store, tmp_path).ship()
+    await ship_all(store, tmp_path)
     assert await ids(store) == ["c1", "c2", "c3"]
     assert not list(tmp_path.iterdir())
 
@@ -56,39 +64,82 @@ async def test_what_copy_writes_is_what_insert_writes(store: Store) -> None:
     odd = call(
         2, logprobs=[math.nan, -math.inf, -1e-30], prompt_token_ids=[], trainable=False, response=""
     )
-    await copy_calls(store, [plain, odd])
-    await insert_calls(store, [replace(plain, call_id="c3"), replace(odd, call_id="c4")])
-    rows = await store.pool.fetch(
-        f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls ORDER BY call_id"
+    await insert_calls(store, [plain, odd])
+    names, places = ", ".join(CALL_COLUMNS), [f"${n + 1}" for n in range(len(CALL_COLUMNS))]
+    await store.pool.executemany(
+        f"INSERT INTO babylon.calls ({names}) VALUES ({', '.join(places)})",
+        [
+            [getattr(one, name) for name in CALL_COLUMNS]
+            for one in (replace(plain, call_id="c3"), replace(odd, call_id="c4"))
+        ],
     )
+    rows = await store.pool.fetch(f"SELECT {names} FROM babylon.calls ORDER BY call_id")
     assert [str(tuple(row)[1:]) for row in rows[:2]] == [str(tuple(row)[1:]) for row in rows[2:]]
     assert RecordedCall(**rows[0]) == plain
 
 
-async def test_a_refused_call_is_set_aside_alone(store: Store, tmp_path: Path) -> None:
+async def test_a_refused_call_is_set_aside_alone(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     segment = Segment.create(tmp_path)
-    wrong = call(3, completion_token_ids=[2**40])
-    unreadable = encode_record(call(5, completion_token_ids=["x"]))
+    wrong = encode_record(call(3, completion_token_ids=[2**40], response="secret"))
+    unreadable = framed(b"c5\tsecret\n")
     good = [encode_record(call(number)) for number in (1, 2, 4)]
-    segment.append([*good[:2], unreadable, encode_record(wrong), good[2]])
+    segment.append([*good[:2], unreadable, wrong, good[2]])
     segment.close()
-    shipper = Shipper(store, tmp_path)
-    await shipper.ship()
+    await insert_calls(store, [call(2)])
+    shipper = await ship_all(store, tmp_path)
     assert await ids(store) == ["c1", "c2", "c4"]
     assert shipper.idle
-    assert (tmp_path / "refused").read_bytes() == encode_record(wrong) + unreadable
+    assert (tmp_path / "refused").read_bytes() == unreadable + wrong
+    assert "'c3' is not in the database" in caplog.text and "secret" not in caplog.text
+
+
+async def test_segments_of_earlier_versions_are_shipped(store: Store, tmp_path: Path) -> None:
+    """Their records are calls in MessagePack, of fewer columns."""
+    old = call(1, response="tab\t", messages='[{"content": "\\n"}]')
+    fields = {name: getattr(old, name) for name in CALL_COLUMNS[:21]}
+    records = [framed(msgspec.msgpack.encode(one)) for one in (fields, {"secret": 1}, call(2))]
+    data = b"".join(records)
+    (tmp_path / "1-1.calls").write_bytes(data + bytes(5000))
+    (tmp_path / "2-1.calls").write_bytes(data[:-4] + bytes(5000))
+    left_behind(tmp_path, 2, 3)
+    await ship_all(store, tmp_path)
+    rows = await store.pool.fetch(f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls")
+    assert sorted(row["call_id"] for row in rows) == ["c1", "c2", "c3"]
+    assert old in [RecordedCall(**row) for row in rows]
+    assert (tmp_path / "refused").read_bytes() == 2 * records[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["refused"]
+
+
+async def test_segments_of_other_columns_are_shipped(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = framed("\t".join(reversed(CALL_COLUMNS[:21])).encode())
+    monkeypatch.setattr(segments, "COLUMNS", columns)
+    segment = Segment.create(tmp_path)
+    line = encode_record(call(1))[8:].removesuffix(b"\n").split(b"\t")[:21]
+    segment.append([framed(b"\t".join(reversed(line)) + b"\n")])
+    segment.close()
+    monkeypatch.undo()
+    await insert_calls(store, [call(2)])
+    left_behind(tmp_path, 2)
+    await ship_all(store, tmp_path)
+    rows = await store.pool.fetch(f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls")
+    assert [RecordedCall(**row) for row in rows] == [call(2), call(1)]
 
 
 async def test_a_segment_outlives_a_database_that_is_away(store: Store, tmp_path: Path) -> None:
     left_behind(tmp_path, 1, 2)
     await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
     shipper = Shipper(store, tmp_path)
+    shipper.take_over()
     await shipper.close()
     assert shipper.shipped_until is None
     await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
     (segment,) = abandoned(tmp_path)
     segment.close()
-    await Shipper(store, tmp_path).ship()
+    await ship_all(store, tmp_path)
     assert await ids(store) == ["c1", "c2"]
 
 
@@ -101,21 +152,23 @@ async def test_a_closed_segment_of_a_host_that_died_is_shipped_from_the_object_s
     theirs, ours = Shipper(store, dead.recording), Shipper(store, alive.recording)
     await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
     for shipper in (theirs, ours):
+        shipper.take_over()
         with pytest.raises(asyncpg.UndefinedTableError):
             await shipper.ship()
     handover, other = Handover(dead, theirs), Handover(alive, ours)
     await handover.look()
-    assert not list((tmp_path / "bucket").rglob("*.calls"))  # it may only be late
+    assert not list((tmp_path / "bucket").rglob("*.lines"))  # it may only be late
     await handover.look()
     await other.look()  # its own calls wait, too
     shutil.rmtree(dead.root)
     await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
     await ours.ship()
     await other.look()
+    ours.take_over()
     await ours.ship()
     await other.look()
     assert await ids(store) == ["c1", "c2", "c3"]
-    assert not list(tmp_path.rglob("*.calls"))
+    assert not list(tmp_path.rglob("*.lines"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import NoReturn
 from babylon.core.errors import BabylonError
 from babylon.core.home import Home
 from babylon.core.objects import names, read, remove, replace
-from babylon.serving.gateway.segments import SUFFIX
+from babylon.serving.gateway.segments import SUFFIXES
 from babylon.serving.gateway.shipping import Shipper
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Handover:
                 self._stored.remove(path)
         if not waiting:
             for path in await asyncio.to_thread(names, self._home, self._home.recording):
-                if path.suffix == SUFFIX and not path.exists():
+                if path.suffix in SUFFIXES and not path.exists():
                     await asyncio.to_thread(self._bring, path)
                     self._stored.add(path)
                     log.info("the segment %s of another gateway is shipped", path.name)

@@ -1,9 +1,10 @@
 """Append-only files of recorded calls, which keep them until they are in the database.
 
-A record is eight bytes (length and CRC-32, little-endian) and a ``RecordedCall`` in MessagePack,
-which never ends in a zero byte. A file is full of zeros before the first record: a synchronous
-write that neither extends a file nor allocates blocks costs half, because it changes no metadata,
-and it does not wait for the filesystem's journal, in which other programs' writes may stand before.
+A record is eight bytes (length and CRC-32, little-endian) and a line of COPY's text format, which
+goes to the database as it is. The first record names the columns of these lines: a later version
+may have others. A file is full of zeros before the records: a synchronous write that neither
+extends a file nor allocates blocks costs half, because it changes no metadata, and it does not wait
+for the filesystem's journal, in which other programs' writes may stand before.
 
 A segment belongs to the process that holds its lock. The kernel releases the lock of a process that
 dies, and the next gateway takes over the segment. All functions here block.
@@ -19,52 +20,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-import msgspec
+from babylon.serving.gateway import earlier_segments
+from babylon.store.calls import CALL_COLUMNS, RecordedCall, copy_line
 
-from babylon.store.calls import RecordedCall
-
-SUFFIX, PART = ".calls", ".part"
+SUFFIX, PART = ".lines", ".part"
+SUFFIXES = (SUFFIX, earlier_segments.SUFFIX)
 UNFINISHED_S = 60.0  # since the last write to a file that is still being made
 SEGMENT_BYTES = 2**22  # the most that is read again after a crash
 ZEROS = bytes(2**18)  # written at once: records of another segment may wait for the disk meanwhile
 MAX_RECORD_BYTES = 2**28
 TORN, DAMAGED = "torn", "damaged"
 _HEAD = struct.Struct("<II")
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RecordedCall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSlice:
-    """Records of a segment up to the offset ``end``.
+    """Whole records of a segment up to the offset ``end``, as they are in the file.
 
-    ``unreadable``: whole records that are no ``RecordedCall``, as they are in the file.
     ``damage`` tells what follows, if no whole record does: ``TORN`` is the beginning of a record
     that was being written when its process ended, ``DAMAGED`` is anything else.
     """
 
-    calls: list[RecordedCall]
+    records: list[bytes]
     end: int
-    unreadable: list[bytes]
     damage: str | None = None
 
 
 def encode_record(call: RecordedCall) -> bytes:
-    body = _encoder.encode(call)
+    return framed(copy_line(call))
+
+
+def framed(body: bytes) -> bytes:
     return _HEAD.pack(len(body), crc32(body)) + body
+
+
+COLUMNS = framed("\t".join(CALL_COLUMNS).encode())
+"""The first record."""
 
 
 class Segment:
     """One locked file.
 
     ``durable``: bytes that survive a power cut. ``shipped``: bytes whose calls are in the database.
-    ``sealed``: nothing more is written.
+    ``sealed``: nothing more is written. ``columns``: of the table ``calls``, which its lines have.
     """
 
-    def __init__(self, path: Path, descriptor: int, *, durable: int, sealed: bool) -> None:
-        self.path, self.durable, self.sealed = path, durable, sealed
-        self.shipped = 0
+    def __init__(self, path: Path, descriptor: int, written: bytes, *, sealed: bool) -> None:
+        self.path, self.durable, self.sealed = path, len(written), sealed
+        self.shipped, self.columns = 0, CALL_COLUMNS
         self._descriptor = descriptor
+        first = next(_records(written), None)
+        if first and path.suffix == SUFFIX:
+            self.shipped = len(first)
+            self.columns = tuple(first[_HEAD.size :].decode().split("\t"))
 
     @classmethod
     def create(cls, directory: Path) -> "Segment":
@@ -83,13 +91,14 @@ class Segment:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             for start in range(0, SEGMENT_BYTES, len(ZEROS)):
                 os.pwrite(descriptor, ZEROS, start)
+            os.pwrite(descriptor, COLUMNS, 0)
             part.rename(path)
             _sync_directory(directory)
         except OSError:  # a full disk does not stay full of a file that nobody uses
             part.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        return cls(path, descriptor, durable=0, sealed=False)
+        return cls(path, descriptor, COLUMNS, sealed=False)
 
     @classmethod
     def take_over(cls, path: Path) -> "Segment | None":
@@ -106,8 +115,7 @@ class Segment:
         if not ours:
             os.close(descriptor)
             return None
-        written = len(path.read_bytes().rstrip(b"\0"))
-        return cls(path, descriptor, durable=written, sealed=True)
+        return cls(path, descriptor, path.read_bytes().rstrip(b"\0"), sealed=True)
 
     def append(self, records: Sequence[bytes]) -> None:
         """Write records. On return all of them are durable; after an error none is in the file.
@@ -138,8 +146,16 @@ class Segment:
         end = sum(map(len, found))
         at_the_end = start + len(data) >= self.durable
         damage = _damage(data[end:]) if at_the_end or not found else None
-        calls, unreadable = _decoded(found)
-        return SegmentSlice(calls=calls, end=start + end, unreadable=unreadable, damage=damage)
+        return SegmentSlice(records=found, end=start + end, damage=damage)
+
+    def line(self, record: bytes) -> bytes:
+        """Return a record as a line of COPY's text format with the columns of this segment.
+
+        Raises:
+            msgspec.DecodeError: a record of an earlier version that is no call.
+        """
+        body = record[_HEAD.size :]
+        return earlier_segments.line(body) if self.path.suffix == earlier_segments.SUFFIX else body
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -163,8 +179,8 @@ def abandoned(directory: Path) -> list[Segment]:
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > UNFINISHED_S:
                 path.unlink()
-    found = (Segment.take_over(path) for path in sorted(directory.glob(f"*{SUFFIX}")))
-    return [segment for segment in found if segment]
+    paths = sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}"))
+    return [segment for path in paths if (segment := Segment.take_over(path))]
 
 
 def _records(data: bytes) -> Iterator[bytes]:
@@ -173,22 +189,11 @@ def _records(data: bytes) -> Iterator[bytes]:
     while offset + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, offset)
         record = data[offset : offset + _HEAD.size + length]
-        body = record[_HEAD.size :]
+        body = memoryview(record)[_HEAD.size :]
         if len(body) < length or not length or crc32(body) != checksum:
             return
         offset += len(record)
         yield record
-
-
-def _decoded(records: Sequence[bytes]) -> tuple[list[RecordedCall], list[bytes]]:
-    """Return the calls, and the records that are none."""
-    calls, unreadable = list[RecordedCall](), list[bytes]()
-    for record in records:
-        try:
-            calls.append(_decoder.decode(memoryview(record)[_HEAD.size :]))
-        except msgspec.DecodeError:
-            unreadable.append(record)
-    return calls, unreadable
 
 
 def _damage(rest: bytes) -> str | None:

@@ -1,7 +1,8 @@
 """Shipping of recorded calls from segments to Postgres, the oldest first.
 
-A segment is deleted when all its calls are committed. The segments of gateways that died are taken
-over at the start and every few seconds. Their calls may be committed already; these are skipped.
+A segment has the text that COPY reads, so its calls go to the database as they are. It is deleted
+when all its calls are committed. The segments of gateways that died are taken over at the start and
+every few seconds. Their calls may be committed already; these are skipped.
 """
 
 import asyncio
@@ -13,18 +14,23 @@ from pathlib import Path
 from typing import NoReturn
 
 import asyncpg
+import msgspec
 
 from babylon.core.errors import reason_of
-from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned, encode_record
+from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned
 from babylon.store import Store
-from babylon.store.calls import RecordedCall, RecordingGap, copy_calls, upsert_gap
+from babylon.store.calls import RecordingGap, copy_lines, upsert_gap
 from babylon.store.connection import UNREACHABLE
 
 log = logging.getLogger(__name__)
 
-_REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
+_REFUSALS = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    msgspec.DecodeError,  # a record of an earlier version
+)
 COMMIT_TIMEOUT_S = 5.0
-PORTION_BYTES = 2**18  # read and decoded at once, between requests, and stored together
+PORTION_BYTES = 2**18  # read at once, between requests, and stored together
 GATHER_S = 0.1  # calls that arrive within it share a transaction
 LOOK_S = 5.0  # interval of the search for segments of dead gateways
 RETRY_S, LONGEST_RETRY_S = 0.25, 4.0
@@ -64,9 +70,12 @@ class Shipper:
         return self.shipped_until is not None and not self.backlog_bytes and not self.gap
 
     async def run(self) -> NoReturn:
-        pause = RETRY_S
+        loop, pause, look_at = asyncio.get_running_loop(), RETRY_S, 0.0
         while True:
             try:
+                if loop.time() >= look_at:
+                    look_at = loop.time() + LOOK_S
+                    self.take_over()
                 await self.ship()
                 pause = RETRY_S
             except UNREACHABLE as error:
@@ -79,6 +88,10 @@ class Shipper:
                 await asyncio.wait_for(self._due.wait(), LOOK_S)
                 await asyncio.sleep(GATHER_S)
 
+    def take_over(self) -> None:
+        """Add what gateways that died have left."""
+        self._segments[:0] = abandoned(self._directory)
+
     async def ship(self) -> None:
         """Ship all calls that are durable now.
 
@@ -87,7 +100,6 @@ class Shipper:
         """
         self._due.clear()
         begun = datetime.now(UTC)
-        self._segments[:0] = abandoned(self._directory)
         for segment in list(self._segments):
             await self._ship(segment)
         if gap := self.gap:
@@ -111,10 +123,7 @@ class Shipper:
         while segment.shipped < segment.durable and damage is None:
             portion = segment.read(segment.shipped, PORTION_BYTES)
             damage = portion.damage
-            if portion.calls:
-                await self._store_calls(portion.calls)
-            for record in portion.unreadable:  # it must not hold up the others either
-                await asyncio.to_thread(self._keep_refused, record, "a call", "it is unreadable")
+            await self._store_records(segment, portion.records)
             segment.shipped = portion.end
         if damage:
             lost = segment.durable - segment.shipped
@@ -126,24 +135,27 @@ class Shipper:
             else:
                 segment.remove()
 
-    async def _store_calls(self, calls: Sequence[RecordedCall]) -> None:
-        try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                await copy_calls(self._store, calls)
-        except _REFUSALS as error:  # bisect: a refused call must not hold up the others
-            if len(calls) == 1:
-                record, name = encode_record(calls[0]), f"call {calls[0].call_id}"
-                why = f"the database refuses it: {reason_of(error)}"
-                await asyncio.to_thread(self._keep_refused, record, name, why)
-                return
-            half = len(calls) // 2
-            await self._store_calls(calls[:half])
-            await self._store_calls(calls[half:])
+    async def _store_records(self, segment: Segment, records: Sequence[bytes]) -> None:
+        if not records:
             return
-        self.shipped_calls += len(calls)
+        lines = b""
+        try:
+            lines = b"".join(map(segment.line, records))
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await copy_lines(self._store, segment.columns, lines)
+        except _REFUSALS as error:  # bisect: a refused call must not hold up the others
+            if len(records) == 1:
+                call_id, why = lines.partition(b"\t")[0].decode(), reason_of(error)
+                await asyncio.to_thread(self._keep_refused, records[0], call_id, why)
+                return
+            half = len(records) // 2
+            await self._store_records(segment, records[:half])
+            await self._store_records(segment, records[half:])
+            return
+        self.shipped_calls += len(records)
 
-    def _keep_refused(self, record: bytes, name: str, why: str) -> None:
+    def _keep_refused(self, record: bytes, call_id: str, why: str) -> None:
         path = self._directory / "refused"
         with path.open("ab") as file:
             file.write(record)
-        log.error("%s is not in the database (%s): it is kept in %s", name, why, path)
+        log.error("the call %r is not in the database (%s): it is kept in %s", call_id, why, path)
