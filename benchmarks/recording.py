@@ -63,10 +63,10 @@ def segments(directory: Path, groups: list[list[bytes]]) -> Iterator[None]:
         yield
     read = 0
     for segment in made:
-        start = 0
+        start = segment.shipped
         while start < segment.durable:
             portion = segment.read(start, PORTION_BYTES)
-            start, read = portion.end, read + len(portion.calls)
+            start, read = portion.end, read + len(portion.records)
         segment.remove()
     assert read == sum(map(len, groups))
 

@@ -106,7 +106,7 @@ async def copy_lines(store: Store, columns: Sequence[str], lines: bytes) -> None
     Args:
         columns: those of the lines; others of the table get their defaults.
     """
-    source = memoryview(lines)  # asyncpg would take bytes for the path of a file
+    source: Any = memoryview(lines)  # asyncpg would take bytes for the path of a file
     try:
         await store.pool.copy_to_table(
             "calls", schema_name="babylon", columns=columns, source=source
