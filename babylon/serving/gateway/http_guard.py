@@ -1,14 +1,14 @@
 """Limits for hostile or unreachable HTTP clients that uvicorn does not have.
 
 A request's head must be small and arrive in time (slowloris). A client that does not read its
-answer is disconnected.
+answer is disconnected. A response leaves in as few packets as possible.
 """
 
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -66,6 +66,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._overdue.cancel()
             self._overdue = None
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _OneWrite(self.loop, self.transport))
 
     def send_400_response(self, msg: str) -> None:
         if self._refused:
@@ -90,6 +91,39 @@ class GuardedProtocol(HttpToolsProtocol):
     def _expect_head(self) -> None:
         if self._overdue is None:
             self._overdue = self.loop.call_later(HEAD_S, self.transport.abort)
+
+
+class _OneWrite:
+    """The transport of one response, which writes its head with what follows at once.
+
+    uvicorn writes them one after the other. Each write is a packet, and wakes the client.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self._loop, self._transport = loop, transport
+        self._head: bytes | None = None
+        self._alone: asyncio.Handle | None = None  # set while the head waits
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+            self._alone = self._loop.call_soon(self._write_head)
+        elif self._alone:
+            self._write_head(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._alone:
+            self._write_head()
+        self._transport.close()
+
+    def _write_head(self, body: bytes = b"") -> None:
+        assert self._head is not None and self._alone is not None
+        self._alone.cancel()
+        self._alone = None
+        self._transport.write(self._head + body)
 
 
 def raise_file_limit() -> None:

@@ -1,0 +1,103 @@
+"""The head of a response leaves with what follows it, and alone if nothing does."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from babylon.serving.gateway.asgi import Receive, Response, Scope, Send
+from babylon.serving.gateway.http_guard import GuardedProtocol, server_config
+
+
+class Packets(asyncio.Transport):
+    """What one connection writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    response = Response(send)
+    match scope["path"]:
+        case "/whole":
+            await response.whole(b"body")
+        case "/stream":
+            await response.start(200, [])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await response.write(b"first")
+            await response.write(b"second", last=True)
+        case "/body":
+            await receive()
+            await response.whole(b"body")
+        case "/fails":
+            await response.start(200, [])
+            raise RuntimeError("broken")
+
+
+async def answered(request: bytes) -> tuple[list[bytes], bool]:
+    """Return what is written to a request, and whether the connection is closed."""
+    config: uvicorn.Config = server_config(app)
+    config.load()
+    protocol, packets = GuardedProtocol(config, ServerState(), {}), Packets()
+    protocol.connection_made(packets)
+    protocol.data_received(request)
+    await asyncio.sleep(0.02)
+    closed = packets.closed
+    protocol.connection_lost(None)
+    return packets.written, closed
+
+
+def bodies(written: Sequence[bytes]) -> list[bytes]:
+    """Return the written parts without their heads, and check that one head begins them."""
+    assert written[0].startswith(b"HTTP/1.1 200 OK\r\n")
+    return [written[0].partition(b"\r\n\r\n")[2], *written[1:]]
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        (b"GET /whole", [b"body"]),
+        (b"GET /stream", [b"", b"5\r\nfirst\r\n", b"6\r\nsecond\r\n0\r\n\r\n"]),
+        (b"HEAD /whole", [b""]),
+        (b"GET /fails", [b""]),
+    ],
+)
+@pytest.mark.parametrize("close", [False, True])
+async def test_a_head_is_written_once(path: bytes, parts: list[bytes], close: bool) -> None:
+    ending = b"Connection: close\r\n" if close else b""
+    written, closed = await answered(path + b" HTTP/1.1\r\nHost: h\r\n" + ending + b"\r\n")
+    assert bodies(written) == parts
+    assert closed == (close or path == b"GET /fails")
+
+
+async def test_two_requests_at_once_get_their_answers_in_order() -> None:
+    request = b"GET /whole HTTP/1.1\r\nHost: h\r\n\r\nHEAD /whole HTTP/1.1\r\nHost: h\r\n\r\n"
+    first, second = (await answered(request))[0]
+    assert bodies([first]) == [b"body"] and bodies([second]) == [b""]
+
+
+async def test_a_client_that_waits_for_a_word_before_its_body_gets_it() -> None:
+    head = b"POST /body HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"
+    written, _ = await answered(head)
+    assert written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
