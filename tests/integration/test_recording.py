@@ -15,7 +15,7 @@ import pytest
 
 from babylon.core.home import Home
 from babylon.core.settings import RecordingPolicy, Settings
-from babylon.serving.gateway import recording, segments
+from babylon.serving.gateway import recording, segments, shipping
 from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record, framed
 from babylon.serving.gateway.shipping import Shipper
@@ -45,7 +45,6 @@ def left_behind(directory: Path, *numbers: int, torn: int = 0) -> None:
 
 async def ship_all(store: Store, directory: Path) -> Shipper:
     shipper = Shipper(store, directory)
-    shipper.take_over()
     await shipper.ship()
     return shipper
 
@@ -133,7 +132,6 @@ async def test_a_segment_outlives_a_database_that_is_away(store: Store, tmp_path
     left_behind(tmp_path, 1, 2)
     await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
     shipper = Shipper(store, tmp_path)
-    shipper.take_over()
     await shipper.close()
     assert shipper.shipped_until is None
     await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
@@ -144,15 +142,15 @@ async def test_a_segment_outlives_a_database_that_is_away(store: Store, tmp_path
 
 
 async def test_a_closed_segment_of_a_host_that_died_is_shipped_from_the_object_store(
-    store: Store, tmp_path: Path
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shipping, "LOOK_S", 0.0)
     dead, alive = (Home(tmp_path / name, f"file://{tmp_path}/bucket") for name in ("dead", "alive"))
     left_behind(dead.recording, 1, 2)
     left_behind(alive.recording, 2, 3)
     theirs, ours = Shipper(store, dead.recording), Shipper(store, alive.recording)
     await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
     for shipper in (theirs, ours):
-        shipper.take_over()
         with pytest.raises(asyncpg.UndefinedTableError):
             await shipper.ship()
     handover, other = Handover(dead, theirs), Handover(alive, ours)
@@ -164,7 +162,6 @@ async def test_a_closed_segment_of_a_host_that_died_is_shipped_from_the_object_s
     await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
     await ours.ship()
     await other.look()
-    ours.take_over()
     await ours.ship()
     await other.look()
     assert await ids(store) == ["c1", "c2", "c3"]

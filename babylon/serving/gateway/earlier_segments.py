@@ -11,7 +11,9 @@ _decoder = msgspec.msgpack.Decoder(RecordedCall)
 def line(body: bytes) -> bytes:
     """Return a record's body as a line of COPY's text format with the columns ``CALL_COLUMNS``.
 
-    Raises:
-        msgspec.DecodeError: it is no call.
+    What is no call becomes a line that COPY refuses.
     """
-    return copy_line(_decoder.decode(body))
+    try:
+        return copy_line(_decoder.decode(body))
+    except msgspec.DecodeError:
+        return b"unreadable\n"

@@ -149,11 +149,7 @@ class Segment:
         return SegmentSlice(records=found, end=start + end, damage=damage)
 
     def line(self, record: bytes) -> bytes:
-        """Return a record as a line of COPY's text format with the columns of this segment.
-
-        Raises:
-            msgspec.DecodeError: a record of an earlier version that is no call.
-        """
+        """Return a record as a line of COPY's text format with the columns of this segment."""
         body = record[_HEAD.size :]
         return earlier_segments.line(body) if self.path.suffix == earlier_segments.SUFFIX else body
 

@@ -1,12 +1,12 @@
 """Shipping of recorded calls from segments to Postgres, the oldest first.
 
-A segment has the text that COPY reads, so its calls go to the database as they are. It is deleted
-when all its calls are committed. The segments of gateways that died are taken over at the start and
-every few seconds. Their calls may be committed already; these are skipped.
+A segment is what COPY reads, and is deleted when all its calls are committed. The segments of dead
+gateways are taken over every few seconds. Their calls may be committed already; these are skipped.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import asyncpg
-import msgspec
 
 from babylon.core.errors import reason_of
 from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned
@@ -24,11 +23,7 @@ from babylon.store.connection import UNREACHABLE
 
 log = logging.getLogger(__name__)
 
-_REFUSALS = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    msgspec.DecodeError,  # a record of an earlier version
-)
+_REFUSALS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
 COMMIT_TIMEOUT_S = 5.0
 PORTION_BYTES = 2**18  # read at once, between requests, and stored together
 GATHER_S = 0.1  # calls that arrive within it share a transaction
@@ -49,6 +44,7 @@ class Shipper:
         self.shipped_calls = 0
         self._store, self._directory = store, directory
         self._segments: list[Segment] = []
+        self._look_at = 0.0  # for segments of gateways that died
         self._due = asyncio.Event()
 
     def add(self, segment: Segment) -> None:
@@ -70,12 +66,9 @@ class Shipper:
         return self.shipped_until is not None and not self.backlog_bytes and not self.gap
 
     async def run(self) -> NoReturn:
-        loop, pause, look_at = asyncio.get_running_loop(), RETRY_S, 0.0
+        pause = RETRY_S
         while True:
             try:
-                if loop.time() >= look_at:
-                    look_at = loop.time() + LOOK_S
-                    self.take_over()
                 await self.ship()
                 pause = RETRY_S
             except UNREACHABLE as error:
@@ -88,10 +81,6 @@ class Shipper:
                 await asyncio.wait_for(self._due.wait(), LOOK_S)
                 await asyncio.sleep(GATHER_S)
 
-    def take_over(self) -> None:
-        """Add what gateways that died have left."""
-        self._segments[:0] = abandoned(self._directory)
-
     async def ship(self) -> None:
         """Ship all calls that are durable now.
 
@@ -100,6 +89,9 @@ class Shipper:
         """
         self._due.clear()
         begun = datetime.now(UTC)
+        if (now := time.monotonic()) >= self._look_at:
+            self._segments[:0] = abandoned(self._directory)
+            self._look_at = now + LOOK_S
         for segment in list(self._segments):
             await self._ship(segment)
         if gap := self.gap:
@@ -136,23 +128,19 @@ class Shipper:
                 segment.remove()
 
     async def _store_records(self, segment: Segment, records: Sequence[bytes]) -> None:
-        if not records:
-            return
-        lines = b""
+        lines = b"".join(map(segment.line, records))
         try:
-            lines = b"".join(map(segment.line, records))
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await copy_lines(self._store, segment.columns, lines)
-        except _REFUSALS as error:  # bisect: a refused call must not hold up the others
-            if len(records) == 1:
+        except _REFUSALS as error:
+            if half := len(records) // 2:  # a refused call must not hold up the others
+                await self._store_records(segment, records[:half])
+                await self._store_records(segment, records[half:])
+            else:
                 call_id, why = lines.partition(b"\t")[0].decode(), reason_of(error)
                 await asyncio.to_thread(self._keep_refused, records[0], call_id, why)
-                return
-            half = len(records) // 2
-            await self._store_records(segment, records[:half])
-            await self._store_records(segment, records[half:])
-            return
-        self.shipped_calls += len(records)
+        else:
+            self.shipped_calls += len(records)
 
     def _keep_refused(self, record: bytes, call_id: str, why: str) -> None:
         path = self._directory / "refused"
