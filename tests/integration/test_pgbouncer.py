@@ -12,11 +12,13 @@ import pytest
 from babylon.core.settings_loading import load_settings
 from babylon.core.windows import parse_window_id
 from babylon.store import database_status, open_store
+from babylon.store.calls import insert_calls
 from babylon.store.migrate import HEAD
 from babylon.store.routes import CHANNEL
 from babylon.store.windows import claim_window, get_window, hold_lease
 from tests.leases import until_renewed
 from tests.pgbouncer import Mode, needs_pgbouncer, pgbouncer, run_clients
+from tests.unit.serving.gateway.calls import call
 
 pytestmark = needs_pgbouncer
 QUERIES = 250
@@ -113,6 +115,9 @@ async def test_a_database_is_migrated_and_used_through_a_pooler(
                 await until_renewed(store)
             row = await get_window(store, window.id)
             assert row is not None and row.leased
+            for calls in ([call(1)], [call(1), call(2)]):  # the second through a temporary table
+                await insert_calls(store, calls)
+            assert await store.pool.fetchval("SELECT count(*) FROM babylon.calls") == 2
             async with store.pool.acquire() as connection:  # nothing to hear, and no error
                 await connection.add_listener(CHANNEL, print)
                 await connection.remove_listener(CHANNEL, print)
