@@ -64,7 +64,13 @@ def rehearse(
     with demo_progress() as (say, step):
         return asyncio.run(
             run_rehearsal(
-                settings, game, windows=windows or WINDOWS, shared=shared, say=say, step=step
+                settings,
+                home.models,
+                game,
+                windows=windows or WINDOWS,
+                shared=shared,
+                say=say,
+                step=step,
             )
         )
 

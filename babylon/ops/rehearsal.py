@@ -8,6 +8,7 @@ game is simulated.
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from babylon.core.settings import Settings
 from babylon.core.types import WindowResult
@@ -19,17 +20,25 @@ from babylon.ops.demo import DemoGame, DemoReport, Say, Step, hour_line, report_
 from babylon.ops.up import up
 from babylon.store import Store, open_store
 from babylon.store.windows import get_window
+from babylon.training.base_model import resolve_base_in_a_thread
 
 WINDOWS = 4  # of a rehearsal, unless asked otherwise
 _POLL_S = 2.0
 
 
 async def run_rehearsal(
-    settings: Settings, game: DemoGame, *, windows: int, shared: bool, say: Say, step: Step
+    settings: Settings,
+    models: Path,
+    game: DemoGame,
+    *,
+    windows: int,
+    shared: bool,
+    say: Say,
+    step: Step,
 ) -> DemoReport:
     """Start the services, and let a fleet play until ``windows`` windows are trained.
 
-    The services go on after it.
+    The services go on after it. ``models`` caches the embedded base model, as for ``run_demo``.
 
     Raises:
         BabylonError: A port is busy, a service does not start, or the gateway does not answer.
@@ -39,7 +48,9 @@ async def run_rehearsal(
     def making_model(done: int, total: int) -> None:
         step("base model", done, total)
 
-    await up(settings, making_model, say=say)
+    base = await resolve_base_in_a_thread(settings.model.base, models, settings.seed, making_model)
+    settings = settings.replace(model={"base": str(base)})
+    await up(settings, say=say)
     say(f"agents play through {settings.serving.endpoint}, one decision a minute")
     say(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     async with open_store(settings) as store:
@@ -63,7 +74,7 @@ async def _hours(
     async with asyncio.TaskGroup() as group:
         for number in range(count):
             step("windows played", number, count)
-            plan = _plan(settings, game, shared, number)
+            plan = live_plan(settings, game, shared, number, datetime.now(UTC))
             window = window_at(plan.start, plan.window_minutes)
             fleet = await run_fleet(store, settings, plan, "llm")
             ended.append(group.create_task(_end(store, window, fleet, say)))
@@ -71,11 +82,13 @@ async def _hours(
     return [one.result() for one in ended]
 
 
-def _plan(settings: Settings, game: DemoGame, shared: bool, number: int) -> FleetPlan:
-    """Plan the rest of the present window, or the next one if no game fits in it."""
-    start, minutes = datetime.now(UTC).replace(second=0, microsecond=0), settings.windows.minutes
+def live_plan(
+    settings: Settings, game: DemoGame, shared: bool, number: int, now: datetime
+) -> FleetPlan:
+    """Plan the rest of the present window, or the next one if no game fits in the rest."""
+    start, minutes = now.replace(second=0, microsecond=0), settings.windows.minutes
     end = window_at(start, minutes).end
-    if end - start < (game.rules.ticks + 1) * TICK:
+    if end - start < game.rules.ticks * TICK:
         start, end = end, end + timedelta(minutes=minutes)
     return FleetPlan(
         start=start,
