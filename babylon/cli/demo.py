@@ -53,6 +53,28 @@ def run(
         )
 
 
+def rehearse(
+    home: Home, seed: int, base: str | None, rules: str, windows: int | None, shared: bool
+) -> DemoReport:
+    """Start the services in a new home below ``home``, and play and train there in real time."""
+    from babylon.ops.rehearsal import WINDOWS, run_rehearsal
+
+    game = GAMES[rules]
+    settings = load_settings(**demo_overrides(home, seed, datetime.now(UTC), game, base, live=True))
+    with demo_progress() as (say, step):
+        return asyncio.run(
+            run_rehearsal(
+                settings,
+                home.models,
+                game,
+                windows=windows or WINDOWS,
+                shared=shared,
+                say=say,
+                step=step,
+            )
+        )
+
+
 @contextmanager
 def demo_progress() -> Iterator[tuple[Say, Step]]:
     """Yield two functions that print a line and draw a step's bar, on stderr.
@@ -76,8 +98,11 @@ def demo_progress() -> Iterator[tuple[Say, Step]]:
         yield stderr.print, step
 
 
-def print_demo(report: DemoReport) -> None:
-    """Print the table of hours, the comparison of base and final policy, and what to look at."""
+def print_demo(report: DemoReport, live: bool = False) -> None:
+    """Print the table of hours, the comparison of base and final policy, and what to look at.
+
+    ``live``: the services still run.
+    """
     columns, rows = window_table(report.windows)
     print_table("Hour by hour (P&L and win rate on the gate's unseen scenarios)", columns, rows)
     final = report.final
@@ -104,6 +129,8 @@ def print_demo(report: DemoReport) -> None:
     print(f"  {command} model list     every policy and its verdict")
     print(f"  {command} windows list   every window and its state")
     print(f"  {report.home}/datasets     the published windows")
+    if live:
+        print(f"  {command} down           stops the services, which still run")
 
 
 def _this_command() -> str:

@@ -94,22 +94,32 @@ def train(
 @app.command()
 def demo(
     windows: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Hours of play. Default: 12, or 3 full.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Hours of play. Default: 12; 3 full; 4 live."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
     rules: o.GameRules = o.Preset.STARTER,
     shared: o.Shared = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Rehearse: real time, windows of 15 minutes, services of `up`."
+        ),
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """A fleet plays simulated hours; each is trained, validated and deployed."""
-    settings = load_settings(**given(seed=seed))
-    with prefect_ready(settings.home, settings.prefect, json=json):
-        from babylon.cli.demo import print_demo, run
-        from babylon.ops.demo import report_json
+    from babylon.cli.demo import print_demo, rehearse, run
+    from babylon.ops.demo import report_json
 
-        base = settings.model.base
-        report = run(settings.home, settings.seed, base, rules.value, windows, shared)
-    print_json(report_json(report)) if json else print_demo(report)
+    settings = load_settings(**given(seed=seed))
+    asked = (settings.home, settings.seed, settings.model.base, rules.value, windows, shared)
+    if live:  # with the Prefect server of its own services
+        report = rehearse(*asked)
+    else:
+        with prefect_ready(settings.home, settings.prefect, json=json):
+            report = run(*asked)
+    print_json(report_json(report)) if json else print_demo(report, live)
     raise typer.Exit(0 if report.ok else 1)
 
 

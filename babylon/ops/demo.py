@@ -19,7 +19,7 @@ from babylon.core.home import Home
 from babylon.core.settings import ModelSettings, Settings
 from babylon.core.trajectories import TrainingRow, training_rows
 from babylon.core.types import WindowResult
-from babylon.core.windows import Window
+from babylon.core.windows import GAME_MINUTES, MIN_MINUTES, Window
 from babylon.evaluation.arena.confidence import paired_difference
 from babylon.evaluation.arena.play import Plays, best_rule, play, scripted
 from babylon.evaluation.arena.players import checkpoint_player
@@ -116,14 +116,17 @@ def training_recipe(rules: Rules) -> dict[str, Any]:
 
 
 def demo_overrides(
-    home: Home, seed: int, now: datetime, game: DemoGame, base: str | None
+    home: Home, seed: int, now: datetime, game: DemoGame, base: str | None, live: bool = False
 ) -> dict[str, Any]:
     """Settings of a demo: a new home below ``home``, the recipe, and ``base`` or the game's own.
+
+    ``live``: the windows are the shortest that hold a game, and close as in production.
 
     The database is always the embedded one of that home: a toy model must not get among the
     policies of a live game.
     """
     name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
+    minutes = MIN_MINUTES if game.rules.ticks < MIN_MINUTES else GAME_MINUTES
     gate = {} if game.gate is None else {"evaluation": {"scenarios": game.gate}}
     return {
         "training": training_recipe(game.rules),
@@ -131,7 +134,7 @@ def demo_overrides(
         "home": home.root / "demo" / name,
         "database": {"url": None},
         "seed": seed,
-        "windows": {"grace_s": 0},  # its hours are over before they are trained
+        "windows": {"minutes": minutes} if live else {"grace_s": 0},  # its hours are long over
         **gate,
         "model": {"base": base or game.base},
     }
@@ -175,8 +178,20 @@ async def run_demo(
             plans = _plans(game, settings.seed, windows, shared)
             results, played = await _hours(play_hour, plans, train, say, step)
         say("base and final policy meet on unseen scenarios")
-        final = await _compare(store, settings.seed, settings.home, game)
-        policy, _ = await champion(store)
+        return await report_hours(store, settings, game, results, played, started)
+
+
+async def report_hours(
+    store: Store,
+    settings: Settings,
+    game: DemoGame,
+    results: Sequence[WindowResult],
+    played: Sequence[FleetResult],
+    started: float,
+) -> DemoReport:
+    """Compare base and final policy, and draw the hours. ``started``: ``time.monotonic()``."""
+    final = await _compare(store, settings.seed, settings.home, game)
+    policy, _ = await champion(store)
     fleet_pnl = tuple(fleet.mean_pnl for fleet in played)
     plot = plot_windows(results, fleet_pnl, levels(final), settings.home.root)
     return DemoReport(
@@ -245,12 +260,13 @@ async def _hours(
         played.append(await play_hour(plan))
         result = await train(Window(plan.start).id)
         results.append(result)
-        say(_line(result, played[-1]))
+        say(hour_line(result, played[-1]))
     step("hours of play, trained", len(plans), len(plans))
     return results, played
 
 
-def _line(result: WindowResult, fleet: FleetResult) -> str:
+def hour_line(result: WindowResult, fleet: FleetResult) -> str:
+    """Return a window's end in one line."""
     before, after = (result.metrics.get(f"pnl_{when}") for when in ("before", "after"))
     gate = f", gate {before:.0f} → {after:.0f}" if isinstance(before, float) else ""
     return (

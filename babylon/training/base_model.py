@@ -56,9 +56,9 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         seed=seed,
         game="hour",
         vocab_size=2048,
-        steps=550,
-        short_steps=150,
-        reading_steps=400,
+        steps=800,
+        short_steps=300,
+        reading_steps=550,
         tokenizer_chats=1000,
     ),
 }

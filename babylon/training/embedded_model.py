@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 IGNORED = -100  # torch's ignore_index
 REPLIES = 8  # to each long prompt: they cost little, because the prompt is forwarded once
-PROMPTS = 0.5  # weight of their tokens beside those of the replies
 SHORT = [STARTER]
-LONG = [LEVELS["L2"].rules(0), LEVELS["L1"].rules(0), LEVELS["L2"].rules(0), HOUR]
+LONG = [HOUR, LEVELS["L1"].rules(0), HOUR, LEVELS["L2"].rules(0)]
 READERS = {"news": 1.0}
 SHARPER = 1.5  # factor of its logits: in few steps it keeps a tenth of its mass on stray tokens
 INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five times slower
@@ -147,49 +146,33 @@ def _of_chats(
 def _of_choices(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
 ) -> Iterator[float]:
-    """Do the same for prompts with several replies each, by the trainer's prefix tree.
-
-    The first quarter of the prompts is learned too: there names are copied more often than in
-    replies.
-    """
+    """Do the same for prompts with several replies each, by the trainer's prefix tree."""
     lessons, forward = _lessons(recipe), PolicyForward(model)
     while True:
-        calls: list[CallTokens] = []
-        prompts = set[int]()  # places of calls whose completion is a prompt's user message
-        for place, choices in enumerate(itertools.islice(lessons, recipe.batch_size)):
-            prompt = render_prompt(tokenizer, choices.prompt)
-            if place < max(1, recipe.batch_size // 4):
-                system = min(len(render_prompt(tokenizer, choices.prompt[:1])), len(prompt) // 2)
-                prompts.add(len(calls))
-                calls.append(_call(prompt[:system], prompt[system:]))
-            for reply in choices.replies:
-                calls.append(_call(prompt, [*tokenizer.encode(reply), tokenizer.eos_token_id]))
-        sizes = [len(call.completion) for call in calls]
-        of_prompts = sum(sizes[place] for place in prompts)
-        weights = torch.tensor(
-            [
-                PROMPTS / of_prompts if place in prompts else 1 / (sum(sizes) - of_prompts)
-                for place in range(len(calls))
-            ]
-        )
+        calls = [
+            CallTokens(
+                prompt=render_prompt(tokenizer, choices.prompt),
+                completion=[*tokenizer.encode(reply), tokenizer.eos_token_id],
+                logprobs=None,
+            )
+            for choices in itertools.islice(lessons, recipe.batch_size)
+            for reply in choices.replies
+        ]
+        tokens = sum(len(call.completion) for call in calls)
         losses: list[float] = []
 
         def loss(
-            places: Sequence[int],
+            _: Sequence[int],
             values: Values,
-            weights: torch.Tensor = weights,
+            tokens: int = tokens,
             losses: list[float] = losses,
         ) -> torch.Tensor:
-            mean = -(values.logprobs.sum(1) * weights[list(places)]).sum()
+            mean = -values.logprobs.sum() / tokens
             losses.append(mean.item())
             return mean
 
         forward.accumulate(compile_tree(calls), loss)
         yield sum(losses)
-
-
-def _call(prompt: Sequence[int], completion: Sequence[int]) -> CallTokens:
-    return CallTokens(prompt=prompt, completion=completion, logprobs=None)
 
 
 def _reply_loss(

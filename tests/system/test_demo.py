@@ -8,9 +8,11 @@ import pytest
 from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.windows import WindowState
+from babylon.core.windows import WindowState, window_at
+from babylon.game.fleet.fleet_plan import plan_rounds
 from babylon.game.market.scenario import HOUR
 from babylon.ops.demo import GAMES, _plans, _taught, demo_overrides
+from babylon.ops.rehearsal import live_plan
 from babylon.policies.load import load_policy
 from babylon.store import Store, open_store
 from babylon.store.windows import set_state
@@ -73,3 +75,29 @@ def test_a_demo_of_the_full_hour_has_a_base_model_for_it(
     assert [plan.start.hour for plan in plans] == [0, 1, 2]
     assert all(plan.rules == HOUR and plan.shared and plan.duration_min == 60 for plan in plans)
     assert len({plan.fleet_id for plan in plans}) == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "start", "minutes"),
+    [
+        ("12:00:09", "12:00", 15),  # an earlier window took nine seconds to end
+        ("12:09:59", "12:09", 6),
+        ("12:10:00", "12:15", 15),  # a game of six minutes does not fit
+    ],
+)
+def test_a_rehearsal_plays_what_is_left_of_a_window_if_a_game_fits(
+    now: str, start: str, minutes: int, tmp_path: Path
+) -> None:
+    game = GAMES["starter"]
+    overrides = demo_overrides(Home(tmp_path), 0, datetime.now(UTC), game, None, live=True)
+    moment = datetime.fromisoformat(f"2026-01-01T{now}+00:00")
+    plan = live_plan(load_settings(**overrides), game, False, 0, moment)
+    assert f"{plan.start:%H:%M}" == start and plan.duration_min == minutes
+    assert plan.live and plan.window_minutes == 15
+    (window,) = {window_at(begun, 15).id for begun, _ in plan_rounds(plan)}
+    assert window == window_at(plan.start, 15).id
+
+
+def test_a_rehearsal_of_the_hour_has_windows_of_an_hour(tmp_path: Path) -> None:
+    overrides = demo_overrides(Home(tmp_path), 0, datetime.now(UTC), GAMES["hour"], None, live=True)
+    assert load_settings(**overrides).windows.minutes == 60

@@ -1,0 +1,116 @@
+"""The rehearsal: a demo in real time. A live fleet plays, and the schedule of ``up`` trains.
+
+All that production has is there: services under the supervisor, Prefect's schedule and workers,
+windows that close by the clock, the gate on the fleet's own worlds. Only the model is tiny and the
+game is simulated.
+"""
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from babylon.core.settings import Settings
+from babylon.core.types import WindowResult
+from babylon.core.windows import AT_REST, Window, window_at
+from babylon.game.fleet.fleet_plan import TICK, FleetPlan
+from babylon.game.fleet.play_fleet import FleetResult
+from babylon.game.fleet.spawn import run_fleet
+from babylon.ops.demo import DemoGame, DemoReport, Say, Step, hour_line, report_hours
+from babylon.ops.up import up
+from babylon.store import Store, open_store
+from babylon.store.windows import get_window
+from babylon.training.base_model import resolve_base_in_a_thread
+
+WINDOWS = 4  # of a rehearsal, unless asked otherwise
+_POLL_S = 2.0
+
+
+async def run_rehearsal(
+    settings: Settings,
+    models: Path,
+    game: DemoGame,
+    *,
+    windows: int,
+    shared: bool,
+    say: Say,
+    step: Step,
+) -> DemoReport:
+    """Start the services, and let a fleet play until ``windows`` windows are trained.
+
+    The services go on after it. ``models`` caches the embedded base model, as for ``run_demo``.
+
+    Raises:
+        BabylonError: A port is busy, a service does not start, or the gateway does not answer.
+    """
+    started = time.monotonic()
+
+    def making_model(done: int, total: int) -> None:
+        step("base model", done, total)
+
+    base = await resolve_base_in_a_thread(settings.model.base, models, settings.seed, making_model)
+    settings = settings.replace(model={"base": str(base)})
+    await up(settings, say=say)
+    say(f"agents play through {settings.serving.endpoint}, one decision a minute")
+    say(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
+    async with open_store(settings) as store:
+        hours = await _hours(store, settings, game, windows, shared, say, step)
+        say("base and final policy meet on unseen scenarios")
+        results, played = zip(*hours, strict=True)
+        return await report_hours(store, settings, game, results, played, started)
+
+
+async def _hours(
+    store: Store,
+    settings: Settings,
+    game: DemoGame,
+    count: int,
+    shared: bool,
+    say: Say,
+    step: Step,
+) -> list[tuple[WindowResult, FleetResult]]:
+    """Play one window after the other, while the schedule trains those before."""
+    ended: list[asyncio.Task[tuple[WindowResult, FleetResult]]] = []
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            step("windows played", number, count)
+            plan = live_plan(settings, game, shared, number, datetime.now(UTC))
+            window = window_at(plan.start, plan.window_minutes)
+            fleet = await run_fleet(store, settings, plan, "llm")
+            ended.append(group.create_task(_end(store, window, fleet, say)))
+        step("windows played", count, count)
+    return [one.result() for one in ended]
+
+
+def live_plan(
+    settings: Settings, game: DemoGame, shared: bool, number: int, now: datetime
+) -> FleetPlan:
+    """Plan the rest of the present window, or the next one if no game fits in the rest."""
+    start, minutes = now.replace(second=0, microsecond=0), settings.windows.minutes
+    end = window_at(start, minutes).end
+    if end - start < game.rules.ticks * TICK:
+        start, end = end, end + timedelta(minutes=minutes)
+    return FleetPlan(
+        start=start,
+        duration_min=int((end - start) / TICK),
+        agents=game.agents,
+        rules=game.rules,
+        shared=shared,
+        seed=settings.seed,
+        live=True,
+        window_minutes=minutes,
+        fleet_id=f"rehearsal-{number}",
+    )
+
+
+async def _end(
+    store: Store, window: Window, fleet: FleetResult, say: Say
+) -> tuple[WindowResult, FleetResult]:
+    """Wait until a run of the schedule has ended the window."""
+    while (row := await get_window(store, window.key)) is None or row.state not in AT_REST:
+        await asyncio.sleep(_POLL_S)
+    result = WindowResult(
+        window_id=window.id, status=row.state, reason=row.reason or "", metrics=row.metrics
+    )
+    say(hour_line(result, fleet))
+    return result, fleet
