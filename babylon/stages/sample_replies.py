@@ -72,7 +72,7 @@ async def replies_for(
             policy_version=version,
         )
         for point, replies, own in zip(points, found, values, strict=True)
-        if own and len(own) > 1
+        if own and len(own) > 1  # a pair needs two
     ]
     log.info(
         "window %s: policy %d answered %d prompts again, %d of them could be valued",

@@ -26,7 +26,7 @@ from babylon.core.errors import (
     TrainingError,
     WindowNotReadyError,
 )
-from babylon.core.learning_settings import PopulationSettings
+from babylon.core.learning_settings import PopulationSettings, reading_precision
 from babylon.core.objects import remove
 from babylon.core.settings import EvaluationSettings, JudgeSettings
 from babylon.core.types import Metrics, Scored
@@ -291,13 +291,14 @@ async def _played(
     """Return the siblings with their fitness. Those that have played do not play again."""
     if all(one.worlds or not one.uri for one in siblings):
         return list(siblings)
-    seed = work.settings.seed
-    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed)
+    seed, training = work.settings.seed, work.settings.training
+    precision = reading_precision(training.tuning, training.base_precision)
+    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed, precision)
     found = []
     for one in siblings:
         if one.uri and not one.worlds:
             try:
-                own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
+                own = await asyncio.to_thread(worlds.played_by, one.uri, seed, precision)
             except ModelError as failure:
                 log.warning("member %d of the population: %s", one.member, failure)
             else:

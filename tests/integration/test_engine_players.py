@@ -19,7 +19,7 @@ from babylon.evaluation.arena.engine_players import EngineTable, engine_table, e
 from babylon.evaluation.arena.play import play
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.arena.suite import unseen_scenarios
-from babylon.evaluation.preferences.draws import Draw
+from babylon.evaluation.preferences.draws import ReplyDraw
 from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
@@ -185,7 +185,7 @@ async def test_replies_without_their_tokens_are_an_error(store: Store) -> None:
 
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    draw = Draw(point=0, prompt=(1,), max_tokens=4, temperature=1.0, seed=1)
+    draw = ReplyDraw(point=0, prompt=(1,), max_tokens=4, temperature=1.0, seed=1)
     async with table_at(store, app) as table:
         with pytest.raises(ServingError, match="policy 7 answers without token ids"):
             await engine_replies(table, 7, [], [draw])

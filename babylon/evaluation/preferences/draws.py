@@ -8,7 +8,7 @@ from babylon.evaluation.preferences.choose import DecisionPoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class ReplyDraw:
     """One reply to the exact prompt of the decision number ``point``, with a seed of its own."""
 
     point: int
@@ -28,7 +28,7 @@ class SampledReply:
 
 def draws_of(
     points: Sequence[DecisionPoint], count: int, temperature: float, seed: int, context: int | None
-) -> list[Draw]:
+) -> list[ReplyDraw]:
     """Return ``count`` draws for each decision whose prompt leaves room in the ``context``.
 
     A reply may be half as long again as the longest recorded one. Draws of a decision have the same
@@ -45,7 +45,7 @@ def draws_of(
             name = f"{seed}:{point.trajectory_id}:{point.call.step}:{draw}"
             own = int.from_bytes(blake2b(name.encode(), digest_size=7).digest())
             draws.append(
-                Draw(
+                ReplyDraw(
                     point=number,
                     prompt=prompt,
                     max_tokens=room,
@@ -57,7 +57,7 @@ def draws_of(
 
 
 def by_point(
-    points: Sequence[DecisionPoint], found: Iterable[tuple[Draw, SampledReply | None]]
+    points: Sequence[DecisionPoint], found: Iterable[tuple[ReplyDraw, SampledReply | None]]
 ) -> list[list[SampledReply]]:
     """Return each decision's replies. None: it did not end in time, or could not be drawn."""
     replies: list[list[SampledReply]] = [[] for _ in points]

@@ -9,14 +9,14 @@ import msgspec
 from babylon.core.errors import ServingError
 from babylon.evaluation.arena.engine_players import EngineTable, RefusedCallError
 from babylon.evaluation.preferences.choose import DecisionPoint
-from babylon.evaluation.preferences.draws import Draw, SampledReply, by_point
+from babylon.evaluation.preferences.draws import ReplyDraw, SampledReply, by_point
 from babylon.serving import pinned_calls
 
 log = logging.getLogger(__name__)
 
 
 async def engine_replies(
-    table: EngineTable, version: int, points: Sequence[DecisionPoint], draws: Sequence[Draw]
+    table: EngineTable, version: int, points: Sequence[DecisionPoint], draws: Sequence[ReplyDraw]
 ) -> list[list[SampledReply]]:
     """Return the policy's replies to each decision's exact prompt.
 
@@ -28,7 +28,7 @@ async def engine_replies(
     """
     refused: set[int] = set()
 
-    async def one(number: int, draw: Draw) -> SampledReply | None:
+    async def one(number: int, draw: ReplyDraw) -> SampledReply | None:
         try:
             return await _reply(table, number, version, draw)
         except RefusedCallError:
@@ -46,7 +46,9 @@ async def engine_replies(
     return by_point(points, zip(draws, found, strict=True))
 
 
-async def _reply(table: EngineTable, number: int, version: int, draw: Draw) -> SampledReply | None:
+async def _reply(
+    table: EngineTable, number: int, version: int, draw: ReplyDraw
+) -> SampledReply | None:
     body = {
         "prompt": draw.prompt,
         "max_tokens": draw.max_tokens,

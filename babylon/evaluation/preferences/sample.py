@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from babylon.core.learning_settings import Precision
 from babylon.evaluation.preferences.choose import DecisionPoint
 from babylon.evaluation.preferences.draws import SampledReply, by_point, draws_of
-from babylon.policies.load import products
 from babylon.serving.engine.loaded_policies import load
-from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
 
 BATCH = 256  # replies at a time
@@ -43,13 +41,7 @@ def sample_replies(
             )
             for draw in draws[start : start + BATCH]
         ]
-        with products(policy.model, precision):
-            completions = generate(
-                policy.model,
-                requests,
-                eos_token_ids=policy.eos_token_ids,
-                pad_token_id=policy.pad_token_id,
-            )
+        completions = policy.generate(requests)
         replies += [
             SampledReply(token_ids=tuple(one.token_ids), text=policy.decode(one.token_ids))
             if one.finish_reason == "stop"
