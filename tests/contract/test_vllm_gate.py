@@ -1,5 +1,6 @@
 """A whole promotion and its way back through an engine of its own process: the gate's match, the
-checks, the route, the rollback. Before a real vLLM the two full models take turns on one server."""
+checks, the route, the rollback; and the replies for an update from pairs. Before a real vLLM the
+two full models take turns on one server."""
 
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -8,12 +9,18 @@ from typing import NoReturn
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from babylon.core.settings import Settings
+from babylon.core.trajectories import Call
 from babylon.core.types import Trained
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest
 from babylon.deployment.rollback import roll_back
+from babylon.evaluation.arena.engine_players import engine_table
+from babylon.evaluation.preferences.choose import DecisionPoint
+from babylon.evaluation.preferences.draws import ReplyDraw
+from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.stages.validate_checkpoint import validate_checkpoint
 from babylon.store import Store
@@ -169,3 +176,41 @@ async def test_a_policy_is_promoted_checked_served_and_taken_back(
         await wait_until_recorded(store)
     rows = await store.pool.fetch("SELECT policy_version FROM babylon.calls WHERE arm = 'champion'")
     assert sorted(row["policy_version"] for row in rows) == [0] * 16 + [1] * 8
+
+
+async def test_recorded_prompts_are_answered_again_by_their_tokens(
+    store: Store, settings: Settings, engine: EngineUnderTest, tmp_path: Path
+) -> None:
+    path = save_staking_policy(tmp_path / "policy", 0.5)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    hold, stake, end = tokenizer.convert_tokens_to_ids([HOLD, STAKE, tokenizer.eos_token])
+    await ensure_base(store, uri=str(path), base_model="staking")
+    settings.home.root.mkdir(exist_ok=True)
+    (settings.home.root / "engine.key").write_text(SECRET)
+    prompts = [tuple(range(3, 90)), (1, len(tokenizer) + 10_000), (1,) * CONTEXT]
+    draws = [
+        ReplyDraw(point=point, prompt=prompt, max_tokens=16, temperature=0.7, seed=seed)
+        for point, prompt in enumerate(prompts)
+        for seed in range(32)
+    ]
+    points = [
+        DecisionPoint(
+            trajectory_id="t",
+            agent_id="a",
+            scenario_id="s",
+            call=Call(step=0, messages=(), response=HOLD, prompt_token_ids=prompt),
+            disagreement=(0.0, 0.0, 0.0),
+        )
+        for prompt in prompts
+    ]
+    async with running_gateway(store, settings, engine.url) as url:
+        await until_healthy(url, timeout_s=PATIENCE_S)
+        async with engine_table(store, "babylon", [0]) as table:
+            assert table is not None
+            found, foreign, too_long = await engine_replies(table, 0, points, draws)
+            assert await engine_replies(table, 0, points[:1], draws[:32]) == [found]
+    assert {(one.token_ids, one.text) for one in found} == {
+        ((hold, end), HOLD),
+        ((stake, end), STAKE),
+    }
+    assert len(found) == 32 and foreign == too_long == []
