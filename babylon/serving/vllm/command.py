@@ -113,6 +113,7 @@ def vllm_service(
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
     them, and never forced: by default vLLM would constrain the sampling of a request with tools.
+    ``--enable-mixed-moe-lora-format`` lets every mixture have adapters as training writes them.
     ``turns``: full models of the shape of ``base`` take turns on it. ``cpu``: as ``is_cpu_build``.
     """
     assert serving.vllm_python is not None  # require_vllm came first
@@ -126,6 +127,7 @@ def vllm_service(
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
+        "--enable-mixed-moe-lora-format",
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         *(("--no-enable-chunked-prefill",) if cpu else ()),

@@ -57,6 +57,7 @@ def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
         "--model /models/base --served-model-name babylon-v0",
         "--logprobs-mode processed_logprobs",  # of the distribution that was sampled
         "--generation-config vllm",  # the model's own defaults would bend it
+        "--enable-mixed-moe-lora-format",  # as the trainer writes adapters on experts
         "--host 127.0.0.1 --port 8123",
     ):
         assert flags in given
