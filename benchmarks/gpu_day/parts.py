@@ -37,6 +37,7 @@ from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.game.market.scenario import STARTER
 from babylon.game.market.transcripts import scripted_chats
+from babylon.ops.prefect_env import inline_environment
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.scoring.scorer import Score
 from babylon.serving.serve import serving
@@ -272,7 +273,10 @@ def by_length(trajectories: Sequence[Trajectory]) -> list[Score]:
 
 async def hour(place: Place, size: Size) -> Figures:
     """Play an hour, train it, check the update, and put it in force whatever the match says."""
-    from babylon.flows.train_window import train_window  # imports Prefect
+    # Prefect reads its settings at its import. Its own server has 20 s to start without them.
+    for name, value in inline_environment(place.directory).items():
+        os.environ.setdefault(name, value)
+    from babylon.flows.train_window import train_window
 
     kind = place.kind(size)
     groups = {
