@@ -61,6 +61,7 @@ def sft(
     from babylon.formats.trace_rows import training_rows_of
     from babylon.training.base_model import resolve_base
     from babylon.training.sft import fine_tune
+    from babylon.training.update_options import tuning_options
 
     if target.exists():
         raise ConfigError(f"{target} exists: name a new directory")
@@ -69,7 +70,14 @@ def sft(
     base = resolve_base(settings.model.base, settings.home.models, settings.seed)
     order = Random(settings.seed)  # the end of a file must not be what is learned last
     passes = [row for _ in range(epochs) for row in order.sample(rows, len(rows))]
-    steps = fine_tune(base, passes, target, tuning=tuning, batch_size=batch_size)
+    steps = fine_tune(
+        base,
+        passes,
+        target,
+        tuning=tuning,
+        batch_size=batch_size,
+        options=tuning_options(settings.training),
+    )
     result = {
         "checkpoint": str(target.resolve()),
         "chats": len(rows),

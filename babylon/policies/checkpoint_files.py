@@ -70,6 +70,16 @@ def shape_of(uri: str) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def adapts_experts(uri: str) -> bool:
+    """True if a checkpoint is an adapter on the fused expert weights of a mixture, which PEFT calls
+    parameters and not modules."""
+    try:
+        config = json.loads((Path(uri) / ADAPTER_CONFIG).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(config.get("target_parameters"))
+
+
 def adapter_base(uri: str) -> str | None:
     """The base model of an adapter, or None if the checkpoint is a full model.
 

@@ -17,6 +17,7 @@ from babylon.core.errors import ServingError
 from babylon.core.probes import IDENTITY_PATH, identity_proof
 from babylon.store.gateways import GatewayRow
 
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
 BUSY = frozenset({429, 503})
 PAUSE_S = 1.0
 TIMEOUT_S = 300.0  # one call, including its wait in the queue
@@ -67,10 +68,11 @@ async def completion(
     key: str,
     body: Mapping[str, object],
     *,
+    path: str = CHATS,
     tries: int = _TRIES,
     again: Collection[int] = BUSY,
 ) -> tuple[bytes, str | None]:
-    """Return a chat completion, and the version that answered by the gateway's header.
+    """Return a completion, and the version that answered by the gateway's header.
 
     A gateway that answers with a status of ``again``, or not at all, is asked again, ``tries``
     times in all.
@@ -78,7 +80,7 @@ async def completion(
     Raises:
         ServingError: there is no answer. The text begins with the last status, if there was one.
     """
-    url = f"{gateway.url.rstrip('/')}/v1/chat/completions"
+    url = f"{gateway.url.rstrip('/')}{path}"
     headers, problem = {"Authorization": f"Bearer {key}"}, ""
     for attempt in range(tries):
         await asyncio.sleep(attempt and PAUSE_S)

@@ -1,28 +1,32 @@
 """Replies sampled for an update (``OBJECTIVE=dpo``), before it starts.
 
 The policy that the update starts from answers the window's most informative prompts again, a few
-times each. What it answered is stored, so a run that resumes trains on the same replies and buys no
-judgment twice. A decision of a trajectory that was trained is not answered again.
+times each, through the engine that serves if there is one. What it answered is stored, so a run
+that resumes trains on the same replies and buys no judgment twice. A decision of a trajectory that
+was trained is not answered again.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 
-from babylon.core.learning_settings import Precision, PreferenceSettings, reading_precision
+from babylon.core.learning_settings import reading_precision
 from babylon.core.preferences import PromptReplies, ValuedReply
-from babylon.core.settings import JudgeSettings, TrainingSettings
-from babylon.core.trajectories import TrainingRow
+from babylon.core.settings import JudgeSettings
 from babylon.core.types import Scored
 from babylon.core.windows import Window, parse_window_id
+from babylon.evaluation.arena.engine_players import engine_table
 from babylon.evaluation.preferences.choose import DecisionPoint, informative
+from babylon.evaluation.preferences.draws import SampledReply, draws_of
+from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.evaluation.preferences.play_on import value_replies
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.policies.checkpoint_files import context_of
 from babylon.scoring.judge.judge_replies import judge_replies
 from babylon.store.connection import Store
-from babylon.store.policies import Policy
 from babylon.store.replies import read_replies, store_replies
 from babylon.store.windows import get_window
+from babylon.training.backends.train_input import TrainInput
 
 log = logging.getLogger(__name__)
 ROWS = 4096  # of a window that are rebuilt, at most
@@ -30,15 +34,8 @@ Values = list[list[float] | None]
 
 
 async def replies_for(
-    store: Store,
-    scored: Scored,
-    parent: Policy,
-    rows: Sequence[TrainingRow],
-    training: TrainingSettings,
-    preferences: PreferenceSettings,
-    judge: JudgeSettings,
-    seed: int,
-) -> list[PromptReplies]:
+    work: TrainInput, scored: Scored, judge: JudgeSettings
+) -> Sequence[PromptReplies]:
     """Return the parent's replies to prompts of the window, sampled now or by an earlier run.
 
     None for an objective without pairs. Prompts whose replies cannot be valued are left out, and
@@ -46,18 +43,18 @@ async def replies_for(
 
     Raises:
         ScoringError, ConfigError: ``PREFERENCE_VALUES=judge``, and the judge failed or is not set.
+        ServingError: the engine that serves does not load or answer the parent.
     """
-    if "dpo" not in training.objective.split("+"):
+    preferences = work.settings.preferences
+    if "dpo" not in work.settings.training.objective.split("+"):
         return []
-    claim, version = scored.claim, parent.policy_version
+    store, claim, version = work.store, scored.claim, work.parent.policy_version
     known = await read_replies(store, claim.window_id, version, preferences.temperature)
     if known:
         return known
-    points = informative(rows, preferences.prompts)
-    precision = reading_precision(training.tuning, training.base_precision)
-    # in a thread, and here, because torch takes seconds to import
-    found = await asyncio.to_thread(_sampled, parent.uri, points, preferences, seed, precision)
-    texts = [[text for _, text in replies] for replies in found]
+    points = informative(work.rows, preferences.prompts)
+    found = await _sampled(work, points)
+    texts = [[one.text for one in replies] for replies in found]
     if preferences.values == "judge":
         values = await judge_replies(store, judge, scored, points, texts)
     else:
@@ -68,14 +65,14 @@ async def replies_for(
             step=point.call.step,
             prompt_token_ids=tuple(point.call.prompt_token_ids or ()),
             replies=tuple(
-                ValuedReply(completion_token_ids=tokens, value=value)
-                for (tokens, _), value in zip(replies, own, strict=True)
+                ValuedReply(completion_token_ids=one.token_ids, value=value)
+                for one, value in zip(replies, own, strict=True)
             ),
             temperature=preferences.temperature,
             policy_version=version,
         )
         for point, replies, own in zip(points, found, values, strict=True)
-        if own and len(own) > 1
+        if own and len(own) > 1  # a pair needs two
     ]
     log.info(
         "window %s: policy %d answered %d prompts again, %d of them could be valued",
@@ -88,20 +85,28 @@ async def replies_for(
     return sampled
 
 
-def _sampled(
-    uri: str,
-    points: Sequence[DecisionPoint],
-    preferences: PreferenceSettings,
-    seed: int,
-    precision: Precision,
-) -> list[list[tuple[tuple[int, ...], str]]]:
-    from babylon.evaluation.preferences.sample import sample_replies
-    from babylon.training.likelihood import free_memory
+async def _sampled(work: TrainInput, points: Sequence[DecisionPoint]) -> list[list[SampledReply]]:
+    settings, parent = work.settings, work.parent
+    count, temperature = settings.preferences.replies, settings.preferences.temperature
+    versions = [parent.policy_version]
+    async with engine_table(work.store, settings.model.name, versions) as table:
+        if table is not None:
+            context = await asyncio.to_thread(context_of, parent.uri)
+            draws = draws_of(points, count, temperature, settings.seed, context)
+            return await engine_replies(table, parent.policy_version, points, draws)
+    training = settings.training
+    precision = reading_precision(training.tuning, training.base_precision)
 
-    count, temperature = preferences.replies, preferences.temperature
-    drawn = sample_replies(uri, points, count, temperature, seed, precision)
-    free_memory()  # the update needs it
-    return [[(one.token_ids, one.text) for one in replies] for replies in drawn]
+    def in_process() -> list[list[SampledReply]]:
+        # imported here, because torch takes seconds to import
+        from babylon.evaluation.preferences.sample import sample_replies
+        from babylon.training.likelihood import free_memory
+
+        drawn = sample_replies(parent.uri, points, count, temperature, settings.seed, precision)
+        free_memory()  # the update needs it
+        return drawn
+
+    return await asyncio.to_thread(in_process)
 
 
 async def _simulated(

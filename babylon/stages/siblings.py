@@ -26,9 +26,8 @@ from babylon.core.errors import (
     TrainingError,
     WindowNotReadyError,
 )
-from babylon.core.learning_settings import PopulationSettings
+from babylon.core.learning_settings import PopulationSettings, reading_precision
 from babylon.core.objects import remove
-from babylon.core.preferences import PromptReplies
 from babylon.core.settings import EvaluationSettings, JudgeSettings
 from babylon.core.types import Metrics, Scored
 from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
@@ -83,7 +82,7 @@ async def make_update(
     """
     objective = work.settings.training.objective
     words = await words_for(work.store, work.settings.home, scored, work.rows, objective)
-    work = replace(work, replies=await _replies(work, scored, judge), words=words)
+    work = replace(work, replies=await replies_for(work, scored, judge), words=words)
     if population.size > 1:
         return await best_sibling(work, scored, population, evaluation, judge, only)
     # in a thread, because importing a trainer takes seconds
@@ -91,16 +90,6 @@ async def make_update(
     update = await trainer(work)
     metrics, ids = update_metrics(update, scored), update.trajectory_ids
     return Made(target=work.target, metrics=metrics, trajectory_ids=ids)
-
-
-async def _replies(
-    work: TrainInput, scored: Scored, judge: JudgeSettings
-) -> Sequence[PromptReplies]:
-    settings = work.settings
-    training, preferences = settings.training, settings.preferences
-    return await replies_for(
-        work.store, scored, work.parent, work.rows, training, preferences, judge, settings.seed
-    )
 
 
 async def best_sibling(
@@ -283,7 +272,7 @@ async def _work_of(
     settings = work.settings.model_copy(update={"training": training, "preferences": preferences})
     replies = work.replies
     if "temperature" in member.genes:
-        replies = await _replies(replace(work, settings=settings), scored, judge)
+        replies = await replies_for(replace(work, settings=settings), scored, judge)
     part = f"-m{member.member}"
     home = work.store.home
     return replace(
@@ -302,13 +291,14 @@ async def _played(
     """Return the siblings with their fitness. Those that have played do not play again."""
     if all(one.worlds or not one.uri for one in siblings):
         return list(siblings)
-    seed = work.settings.seed
-    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed)
+    seed, training = work.settings.seed, work.settings.training
+    precision = reading_precision(training.tuning, training.base_precision)
+    parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed, precision)
     found = []
     for one in siblings:
         if one.uri and not one.worlds:
             try:
-                own = await asyncio.to_thread(worlds.played_by, one.uri, seed)
+                own = await asyncio.to_thread(worlds.played_by, one.uri, seed, precision)
             except ModelError as failure:
                 log.warning("member %d of the population: %s", one.member, failure)
             else:

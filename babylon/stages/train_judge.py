@@ -25,7 +25,9 @@ from random import Random
 from statistics import fmean
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.learning_settings import Precision, reading_precision
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
+from babylon.policies.checkpoint_files import context_of
 from babylon.scoring.judge.group_prompts import GroupPrompts, prepare_readable
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, local_judge
 from babylon.scoring.judge.judge_window import judge_window
@@ -43,11 +45,12 @@ from babylon.scoring.judge.reported_validity import Contender, TrainedJudge
 from babylon.scoring.judge.validity import JudgedGroup, agreement
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.serving.engine.loaded_policies import LoadedPolicy, load
-from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
 from babylon.training.grpo.config import TrainerConfig
+from babylon.training.likelihood import free_memory
+from babylon.training.memory_plan import model_config
 from babylon.training.sft import fine_tune
-from babylon.training.trainable import Tuning
+from babylon.training.trainable import DEFAULT_OPTIONS, Tuning, TuningOptions
 from babylon.training.update import update_checkpoint
 
 _REPLY_TOKENS = 64
@@ -66,7 +69,10 @@ class OutcomeWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTraining:
-    """Options: share of windows that come later, passes of SFT, rounds of GRPO, answers each."""
+    """Options: share of windows that come later, passes of SFT, rounds of GRPO, answers each.
+
+    ``weights``: form of an adapter, and precision of the weights below it.
+    """
 
     later: float = 0.3
     epochs: int = 6
@@ -75,7 +81,13 @@ class JudgeTraining:
     answers: int = 8
     batch_size: int = 4
     tuning: Tuning = "full"
+    weights: TuningOptions = DEFAULT_OPTIONS
     seed: int = 0
+
+    @property
+    def precision(self) -> Precision:
+        """That of frozen weights, in training and where a checkpoint answers."""
+        return reading_precision(self.tuning, self.weights.base_precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,14 +190,21 @@ def train_judge(
             own = lessons(prepared, epoch)
             rows += [_chat(lesson) for lesson in random.sample(own, len(own))]
         taught = fine_tune(
-            base, rows, steps[0], tuning=options.tuning, batch_size=options.batch_size
+            base,
+            rows,
+            steps[0],
+            tuning=options.tuning,
+            batch_size=options.batch_size,
+            options=options.weights,
         )
         progress(f"SFT: {len(rows)} chats, loss {taught[0].loss:.3f} to {taught[-1].loss:.3f}")
         every, rewards = lessons(prepared, options.epochs), []
         asked = random.sample(every, min(options.prompts, len(every)))
         for number, path in enumerate(steps):
             # The same prompts each time, so that rewards can be compared.
-            answered = sample_answers(str(path), asked, options.answers, options.seed + number)
+            answered = sample_answers(
+                str(path), asked, options.answers, options.seed + number, options.precision
+            )
             rewards.append(fmean(row.score for row in answered))
             progress(
                 f"reward {rewards[-1]:.3f} after {number} rounds of GRPO;"
@@ -194,7 +213,12 @@ def train_judge(
             if number < options.rounds:
                 try:
                     update_checkpoint(
-                        path, answered, steps[number + 1], tuning=options.tuning, config=trainer
+                        path,
+                        answered,
+                        steps[number + 1],
+                        tuning=options.tuning,
+                        config=trainer,
+                        options=options.weights,
                     )
                 except WindowNotReadyError as error:  # every answer is equally good
                     progress(f"GRPO ends: {error}")
@@ -224,15 +248,20 @@ def _row(lesson: Lesson, answer: int, score: float, call: Call) -> TrainingRow:
 
 
 def sample_answers(
-    path: str, asked: Sequence[Lesson], answers: int, seed: int
+    path: str, asked: Sequence[Lesson], answers: int, seed: int, precision: Precision
 ) -> list[TrainingRow]:
-    """Return answers of a checkpoint, with their tokens and rewards."""
-    policy = load("judge", path, 0)
+    """Return answers of a checkpoint, with their tokens and rewards.
+
+    It is read in this process: a judge in training is no policy that a gateway could load.
+    """
+    policy = load("judge", path, 0, precision)
     work = [(lesson, answer) for lesson in asked for answer in range(answers)]
     rows = []
     for start in range(0, len(work), _BATCH):
         part = work[start : start + _BATCH]
         rows += _sampled(policy, part, seed * 1_000_000 + start)
+    del policy
+    free_memory()  # the update needs it
     return rows
 
 
@@ -246,12 +275,7 @@ def _sampled(
         )
         for number, (lesson, _) in enumerate(work)
     ]
-    completions = generate(
-        policy.model,
-        requests,
-        eos_token_ids=policy.eos_token_ids,
-        pad_token_id=policy.pad_token_id,
-    )
+    completions = policy.generate(requests)
     rows = []
     for (lesson, answer), request, done in zip(work, requests, completions, strict=True):
         text = policy.decode(done.token_ids)
@@ -326,6 +350,10 @@ def _group(trajectories: Sequence[Trajectory], opinions: Sequence[float]) -> Jud
     return JudgedGroup(opinions=tuple(opinions), errors=(0.0,) * len(outcomes), outcomes=outcomes)
 
 
+def _context(base: str) -> int:
+    return context_of(base) or int(model_config(base).max_position_embeddings)
+
+
 async def train_and_compare(
     base: Path | str,
     windows: Sequence[OutcomeWindow],
@@ -346,7 +374,7 @@ async def train_and_compare(
         TrainingError: training diverged.
     """
     early, late = split_by_time(windows, options.later)
-    context = await asyncio.to_thread(lambda: load("judge", str(base), 0).context)
+    context = await asyncio.to_thread(_context, str(base))
     config = replace(config, list_size=1, context_tokens=min(config.context_tokens, context))
     losses, rewards = await asyncio.to_thread(
         train_judge, base, early, target, config, trainer, options, progress

@@ -23,7 +23,7 @@ from babylon.store import Store
 from babylon.store.judge_validity import judges_of
 from babylon.store.windows import list_windows
 from babylon.training.base_model import resolve_base
-from babylon.training.update_options import trainer_config
+from babylon.training.update_options import trainer_config, tuning_options
 
 
 async def train_own_judge(
@@ -57,7 +57,7 @@ async def train_own_judge(
         config,
         # An answer has no steps that could be credited.
         replace(trainer_config(training, options.seed), credit="trajectory"),
-        options,
+        replace(options, weights=tuning_options(training)),
         home.logs / "judge.log",
         served,
         progress,

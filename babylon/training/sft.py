@@ -9,13 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
 
 from babylon.core.errors import TrainingError
+from babylon.core.learning_settings import Precision, reading_precision
 from babylon.core.trajectories import TrainingRow
+from babylon.policies.load import products
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.learning_rate import supervised_rates
-from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
+from babylon.training.trainable import (
+    DEFAULT_OPTIONS,
+    Tuning,
+    TuningOptions,
+    load_trainable,
+    save_checkpoint,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,7 @@ def fine_tune(
     tuning: Tuning,
     batch_size: int,
     learning_rates: Iterator[float] | None = None,
+    options: TuningOptions = DEFAULT_OPTIONS,
 ) -> list[SftStep]:
     """Train on the replies of ``rows``, ``batch_size`` rows a step. Scores are ignored.
 
@@ -45,7 +56,8 @@ def fine_tune(
         TrainingError: there are no replies, or the loss is not finite; nothing was written.
         ModelError: the parent does not load.
     """
-    trainable = load_trainable(parent, tuning, 0.0)
+    trainable = load_trainable(parent, tuning, 0.0, options=options)
+    precision = reading_precision(tuning, options.base_precision)
     model = trainable.model
     context = int(model.config.max_position_embeddings)
     chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
@@ -61,21 +73,23 @@ def fine_tune(
         for group in trainable.optimizer.param_groups:
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]
-        steps.append(_step(model, trainable.optimizer, calls, rate))
+        steps.append(_step(model, trainable.optimizer, calls, rate, precision))
     save_checkpoint(trainable, target)
     return steps
 
 
 def _step(
-    model: torch.nn.Module,
+    model: PreTrainedModel | PeftModel,
     optimizer: torch.optim.Optimizer,
     calls: Sequence[CallTokens],
     rate: float,
+    precision: Precision,
 ) -> SftStep:
     tokens = sum(len(call.completion) for call in calls)
     total = 0.0
     for call in calls:
-        loss = _negative_log_likelihood(model, call) / tokens
+        with products(model, precision):
+            loss = _negative_log_likelihood(model, call) / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

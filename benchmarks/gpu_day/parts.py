@@ -37,6 +37,7 @@ from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.game.market.scenario import STARTER
 from babylon.game.market.transcripts import scripted_chats
+from babylon.ops.prefect_env import prepare_inline_run
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.scoring.scorer import Score
 from babylon.serving.serve import serving
@@ -272,8 +273,6 @@ def by_length(trajectories: Sequence[Trajectory]) -> list[Score]:
 
 async def hour(place: Place, size: Size) -> Figures:
     """Play an hour, train it, check the update, and put it in force whatever the match says."""
-    from babylon.flows.train_window import train_window  # imports Prefect
-
     kind = place.kind(size)
     groups = {
         "training": {
@@ -287,6 +286,9 @@ async def hour(place: Place, size: Size) -> Figures:
         "windows": {"grace_s": 0},
     }
     async with stack(place, kind, adapter=False, **groups) as (store, settings):
+        prepare_inline_run(settings.home, settings.prefect)
+        from babylon.flows.train_window import train_window  # Prefect reads its settings at import
+
         plan = FleetPlan(start=HOUR, duration_min=12, agents=10, agents_per_scenario=10)
         started = time.monotonic()
         fleet = await run_fleet(store, settings, plan, "llm")

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--generation-config", required=True, choices=["vllm"])
     parser.add_argument("--tool-call-parser", required=True)
     flags = ("--enable-lora", "--disable-uvicorn-access-log", "--enable-auto-tool-choice")
-    for name in flags:
+    for name in (*flags, "--enable-mixed-moe-lora-format"):
         parser.add_argument(name, required=True, action="store_true")
     for name in ("--port", "--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,8 @@ from babylon.evaluation.arena.engine_players import EngineTable, engine_table, e
 from babylon.evaluation.arena.play import play
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.preferences.draws import ReplyDraw
+from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
 from babylon.game.market.transcripts import scripted_chats
@@ -152,15 +155,7 @@ async def test_an_engine_that_restarts_is_waited_for_and_another_policy_is_refus
     monkeypatch.setattr(pinned_calls, "PAUSE_S", 0)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", chat)
-    async with TestServer(app, host="127.0.0.1") as server, pinned_calls.session() as session:
-        table = EngineTable(
-            store=store,
-            model="babylon",
-            gateways=[GatewayRow(gateway_id="g", url=str(server.make_url("")), route_version=1)],
-            keys=["key"],
-            session=session,
-            rooms=[asyncio.Semaphore(engine_players.AT_ONCE)],
-        )
+    async with table_at(store, app) as table:
         one = [[{"role": "user", "content": "secret"}]], [1]
         assert await table.answers(7, *one) == ["hold"]
         with pytest.raises(ServingError, match="policy 5 answered for babylon-v7"):
@@ -168,3 +163,29 @@ async def test_an_engine_that_restarts_is_waited_for_and_another_policy_is_refus
         with pytest.raises(ServingError, match=r"policy 7 does not answer .*\(400\)") as refused:
             await table.answers(7, *one)
     assert "secret" not in str(refused.value)
+
+
+@asynccontextmanager
+async def table_at(store: Store, app: web.Application) -> AsyncIterator[EngineTable]:
+    async with TestServer(app, host="127.0.0.1") as server, pinned_calls.session() as session:
+        yield EngineTable(
+            store=store,
+            model="babylon",
+            gateways=[GatewayRow(gateway_id="g", url=str(server.make_url("")), route_version=1)],
+            keys=["key"],
+            session=session,
+            rooms=[asyncio.Semaphore(engine_players.AT_ONCE)],
+        )
+
+
+async def test_replies_without_their_tokens_are_an_error(store: Store) -> None:
+    async def complete(request: web.Request) -> web.Response:
+        body = {"choices": [{"text": "hold", "finish_reason": "stop"}]}
+        return web.json_response(body, headers={"x-model-version": "7"})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    draw = ReplyDraw(point=0, prompt=(1,), max_tokens=4, temperature=1.0, seed=1)
+    async with table_at(store, app) as table:
+        with pytest.raises(ServingError, match="policy 7 answers without token ids"):
+            await engine_replies(table, 7, [], [draw])

@@ -176,7 +176,8 @@ class _Worlds:
     def __init__(self, played: list[str]) -> None:
         self.played = played
 
-    def played_by(self, path: str, seed: int) -> Plays:
+    def played_by(self, path: str, seed: int, precision: str) -> Plays:
+        assert precision == "bf16"
         self.played.append(path)
         earned, malformed = {"-m0": (1.0, 0.0), "-m1": (9.0, 0.5)}.get(path[-3:], (0.0, 0.0))
         return plays([earned, earned], malformed=malformed)
@@ -191,6 +192,7 @@ async def test_a_sibling_that_the_gate_would_refuse_is_not_chosen(
         return _Worlds(played)
 
     monkeypatch.setattr(stage, "fitness_worlds", worlds)
+    three = three.replace(training={"base_precision": "bf16"})  # for play too
     trained = await train_window(store, three, await scored(store, three, 9, window(base, 9)))
     assert trained is not None and trained.metrics["population_member"] == 0
     first, unfit, last = await list_siblings(store)

@@ -1,5 +1,7 @@
 """DPO through the train stage: sampled after a window, valued in the simulator, trained once."""
 
+import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,11 +15,17 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, TrainingRow, training_rows
 from babylon.core.types import Scored
 from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena.engine_players import engine_table
+from babylon.evaluation.preferences.choose import informative
+from babylon.evaluation.preferences.draws import draws_of
+from babylon.evaluation.preferences.engine_sample import engine_replies
+from babylon.evaluation.preferences.sample import sample_replies
 from babylon.evaluation.rebuild.recorded import RecordedRow
 from babylon.evaluation.rebuild.recorded_windows import played_rows
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.game.market.scenario import STARTER
+from babylon.policies.checkpoint_files import context_of
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.stages.train import train_window
@@ -29,6 +37,7 @@ from babylon.store.replies import read_replies
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window
 from tests.deciding_policy import save_deciding_policy
+from tests.integration.test_serving import running_stack, until_healthy
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 WINDOW = "2025-11-14T09:00"
@@ -170,6 +179,41 @@ async def test_a_window_of_ties_teaches_by_preferences(
     assert all(any(prompt.splitlines()[-1] in text for prompt in asked) for text in texts)
 
 
+async def test_the_engine_that_serves_draws_the_replies_and_no_model_is_loaded_for_them(
+    store: Store,
+    settings: Settings,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await ensure_base(store, uri=str(base), base_model="deciding")
+    settings = settings.replace(
+        training={"objective": "dpo", "iterations": 1, "learning_rate": 1e-3, "warmup_steps": 0},
+        preferences={"prompts": 5, "replies": 6},
+    )
+    scored = await tied_window(store, settings, base)
+    points = informative(training_rows(settings.home, scored.artifact), 3)
+    foreign = msgspec.structs.replace(points[2].call, prompt_token_ids=(1, 10**6))
+    points[2] = replace(points[2], call=foreign)
+    here = await asyncio.to_thread(sample_replies, str(base), points, 6, 1.0, 0)
+    async with running_stack(store, settings) as stack:
+        await until_healthy(stack.url)
+        async with engine_table(store, "babylon", [0]) as table:
+            assert table is not None
+            draws = draws_of(points, 6, 1.0, 0, context_of(str(base)))
+            served = await engine_replies(table, 0, points, draws)
+        assert [len(replies) for replies in served] == [len(replies) for replies in here]
+        drawn, own = served[0] + served[1], here[0] + here[1]
+        # rounding in another batch may move a token
+        assert sum(a == b for a, b in zip(drawn, own, strict=True)) >= len(own) - 1 > 0
+        assert served[2] == here[2] == [] and "refused 1 of 3 prompts" in caplog.text
+
+        monkeypatch.setattr("babylon.evaluation.preferences.sample.load", _stopped)
+        trained = await train_window(store, settings, scored)
+        assert trained is not None and trained.metrics["pairs"]
+        assert await stack.rows() == []  # what is sampled for an update is nobody's play
+
+
 async def test_a_run_that_resumes_trains_on_the_same_replies(
     store: Store, settings: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,5 +265,5 @@ async def test_a_window_of_ties_teaches_by_words_that_no_row_holds(
     assert not any(secret in said for secret in ("TOO-TIMID", "12.5", "RESOLVES-YES"))
 
 
-def _stopped(name: str) -> object:
+def _stopped(name: str, *_: object) -> object:
     raise InterruptedError(name)

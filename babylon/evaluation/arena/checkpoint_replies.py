@@ -2,36 +2,32 @@
 
 from collections.abc import Sequence
 
+from babylon.core.learning_settings import Precision
 from babylon.evaluation.arena.play import Chat, ReplyPolicy
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.serving.engine.loaded_policies import load
-from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Request, Sampling
 
 BATCH = 256
 
 
-def reply_policy(path: str) -> ReplyPolicy:
+def reply_policy(path: str, precision: Precision = "fp32") -> ReplyPolicy:
     """Load a checkpoint as the engine does → a function from chats and seeds to replies.
 
-    Replies are sampled at temperature 1, each with its own seed. They are reproducible and do not
-    depend on the batching.
+    Frozen weights are in ``precision``. Replies are sampled at temperature 1, each with its own
+    seed. They are reproducible and do not depend on the batching.
 
     Raises:
         ModelError: The checkpoint does not load or cannot answer.
     """
-    policy = load("arena", path, 0)
+    policy = load("arena", path, 0, precision)
 
     def answer(chats: Sequence[Chat], seeds: Sequence[int]) -> list[str]:
-        completions = generate(
-            policy.model,
-            [
-                Request(policy.prompt(list(chat)), Sampling(max_tokens=MAX_REPLY_TOKENS, seed=seed))
-                for chat, seed in zip(chats, seeds, strict=True)
-            ],
-            eos_token_ids=policy.eos_token_ids,
-            pad_token_id=policy.pad_token_id,
-        )
+        requests = [
+            Request(policy.prompt(list(chat)), Sampling(max_tokens=MAX_REPLY_TOKENS, seed=seed))
+            for chat, seed in zip(chats, seeds, strict=True)
+        ]
+        completions = policy.generate(requests)
         return [policy.decode(completion.token_ids) for completion in completions]
 
     def replies(chats: Sequence[Chat], seeds: Sequence[int]) -> list[str]:

@@ -1,4 +1,5 @@
-"""Players that answer through the engine that serves, so that a match loads no model of its own.
+"""Policies that answer through the engine that serves, so that no process loads a model of its own
+to play a match or to answer recorded prompts again.
 
 Gateways load a policy that is proposed, and answer calls that name its version. A policy therefore
 plays with the weights, the precision and the sampler with which agents meet it. Only where no
@@ -13,7 +14,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import cycle
 
 import aiohttp
 import msgspec
@@ -35,6 +35,10 @@ _TRIES = 300  # an engine that restarts loads its policies again, which takes mi
 _SILENT_TRIES = 30  # more than a gateway on a busy machine is silent
 _AGAIN = frozenset({404, 408, 429, 500, 502, 503, 504})
 AUTHOR = "arena"
+
+
+class RefusedCallError(ServingError):
+    """The engine takes no such call (400): its prompt does not fit, for example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,35 +63,45 @@ class EngineTable:
 
     async def answers(self, version: int, chats: Sequence[Chat], seeds: Sequence[int]) -> list[str]:
         """Return a reply to each chat, drawn with its seed."""
-        asked = zip(chats, seeds, cycle(range(len(self.gateways))), strict=False)
+        asked = enumerate(zip(chats, seeds, strict=True))
         return await asyncio.gather(
-            *(self._one(place, version, chat, seed) for chat, seed, place in asked)
+            *(self._one(number, version, chat, seed) for number, (chat, seed) in asked)
         )
 
-    async def _one(self, place: int, version: int, chat: Chat, seed: int) -> str:
-        gateway, name = self.gateways[place], f"{self.model}-v{version}"
+    async def _one(self, number: int, version: int, chat: Chat, seed: int) -> str:
         body = {
-            "model": name,
             "messages": chat,
             "max_tokens": MAX_REPLY_TOKENS,
             "temperature": 1.0,
             "seed": seed,
         }
-        async with self.rooms[place]:
-            answer, served = await self._completion(place, version, body)
-        if served != str(version):
-            raise ServingError(f"policy {served} answered for {name} at {gateway}: restart it")
+        answer = await self.ask(number, version, pinned_calls.CHATS, body)
         return msgspec.json.decode(answer, type=_Completion).choices[0].message.content or ""
 
+    async def ask(self, number: int, version: int, path: str, body: Mapping[str, object]) -> bytes:
+        """Return a policy's answer. Calls go to the gateways in turn, by their ``number``.
+
+        Raises:
+            RefusedCallError: the engine takes no such call.
+            ServingError: there is no answer, or another policy's.
+        """
+        place = number % len(self.gateways)
+        gateway, name = self.gateways[place], f"{self.model}-v{version}"
+        async with self.rooms[place]:
+            answer, served = await self._completion(place, version, path, {"model": name, **body})
+        if served != str(version):
+            raise ServingError(f"policy {served} answered for {name} at {gateway}: restart it")
+        return answer
+
     async def _completion(
-        self, place: int, version: int, body: Mapping[str, object]
+        self, place: int, version: int, path: str, body: Mapping[str, object]
     ) -> tuple[bytes, str | None]:
         gateway, status = self.gateways[place], ""
         for _ in range(_TRIES):
             key = self.keys[place]
             try:
                 return await pinned_calls.completion(
-                    self.session, gateway, key, body, tries=_TRIES, again=_AGAIN
+                    self.session, gateway, key, body, path=path, tries=_TRIES, again=_AGAIN
                 )
             except ServingError as error:
                 status = str(error).partition(" ")[0]  # the rest may quote the chat
@@ -99,7 +113,8 @@ class EngineTable:
                 self.keys[place] = str(match_key(known))
             if self.keys[place] == key:
                 await asyncio.sleep(pinned_calls.PAUSE_S)
-        raise ServingError(
+        kind = RefusedCallError if status == "400" else ServingError
+        raise kind(
             f"policy {version} does not answer at {gateway} ({status}): look at its engine's log"
         )
 

@@ -15,6 +15,7 @@ from math import sqrt
 
 import numpy as np
 
+from babylon.core.learning_settings import Precision
 from babylon.core.settings import EvaluationSettings
 from babylon.evaluation.arena.play import Plays, play
 from babylon.evaluation.arena.players import checkpoint_player
@@ -45,13 +46,13 @@ class FitnessWorlds:
     scenarios: tuple[Scenario, ...]
     seats: int
 
-    def played_by(self, path: str, seed: int) -> Plays:
-        """Let a checkpoint play. Blocking.
+    def played_by(self, path: str, seed: int, precision: Precision = "fp32") -> Plays:
+        """Let a checkpoint play in this process, because no gateway knows a sibling. Blocking.
 
         Raises:
             ModelError: the checkpoint does not load.
         """
-        decide = checkpoint_player(path, seed)
+        decide = checkpoint_player(path, seed, precision)
         return play(decide, self.scenarios, seats=self.seats, copies=self.seats)
 
 

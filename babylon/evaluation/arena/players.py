@@ -10,6 +10,7 @@ from pathlib import Path
 
 from babylon.core.errors import ArenaError, ModelError
 from babylon.core.home import Home
+from babylon.core.learning_settings import Precision
 from babylon.core.numeric_manifest import is_numeric, read_manifest
 from babylon.evaluation.arena.play import (
     Decide,
@@ -46,8 +47,8 @@ class Player:
     version: int | None = None
 
 
-def checkpoint_player(path: str, seed: int) -> Decide:
-    """Load a checkpoint as the engine does. Blocking.
+def checkpoint_player(path: str, seed: int, precision: Precision = "fp32") -> Decide:
+    """Load a checkpoint as the engine does, frozen weights in ``precision``. Blocking.
 
     Raises:
         ModelError: The checkpoint does not load or cannot answer.
@@ -55,7 +56,7 @@ def checkpoint_player(path: str, seed: int) -> Decide:
     # Imported here because torch takes seconds to import.
     from babylon.evaluation.arena.checkpoint_replies import reply_policy
 
-    return replies(reply_policy(path), seed)
+    return replies(reply_policy(path, precision), seed)
 
 
 def policy_player(home: Home, policy: Policy, seed: int, member: str = "") -> Player:

@@ -5,7 +5,7 @@ An unloaded policy finishes the answers that it has begun.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ from babylon.policies.load import load_policy, products
 from babylon.policies.tokenizer import render_prompt
 from babylon.serving.engine.grammar import Constraint, Grammars
 from babylon.serving.engine.running_batch import generate
-from babylon.serving.engine.sampling import Request, Sampling
+from babylon.serving.engine.sampling import Completion, Request, Sampling
 from babylon.serving.engine.tool_calls import template_message
 from babylon.serving.engine_protocol import name_taken
 from babylon.serving.openai_wire import JsonObject, RequestError
@@ -28,7 +28,10 @@ from babylon.serving.openai_wire import JsonObject, RequestError
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedPolicy:
-    """A loaded policy. ``context``: the most tokens of prompt and answer together."""
+    """A loaded policy. ``context``: the most tokens of prompt and answer together.
+
+    ``precision``: of the weights below an adapter, and so of the products in its passes.
+    """
 
     name: str
     version: int
@@ -38,6 +41,7 @@ class LoadedPolicy:
     context: int
     eos_token_ids: frozenset[int]
     pad_token_id: int
+    precision: Precision
     _token_texts: dict[int, str] = field(default_factory=dict)
 
     def prompt(
@@ -62,6 +66,20 @@ class LoadedPolicy:
         except jinja2.TemplateError as error:
             raise RequestError(400, f"the chat template refuses the messages: {error}") from error
         return ids
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer requests as one batch. Blocking.
+
+        Raises:
+            ModelError: its logits are not finite.
+        """
+        with products(self.model, self.precision):
+            return generate(
+                self.model,
+                requests,
+                eos_token_ids=self.eos_token_ids,
+                pad_token_id=self.pad_token_id,
+            )
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, with the special tokens that the tokenizer puts before every text."""
@@ -147,8 +165,6 @@ class Policies:
 def load(name: str, path: str, version: int, precision: Precision = "fp32") -> LoadedPolicy:
     """Load a checkpoint directory, and draw one token from it.
 
-    With frozen weights in another ``precision``, it answers within ``products``.
-
     Raises:
         ModelError: the checkpoint does not load, or cannot answer.
     """
@@ -164,14 +180,11 @@ def load(name: str, path: str, version: int, precision: Precision = "fp32") -> L
         context=model.config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
+        precision=precision,
     )
     # A checkpoint that cannot answer must fail to load.
     prompt = policy.prompt([{"role": "user", "content": "hello"}])
-    one_token = Request(prompt, Sampling(max_tokens=1))
-    with products(model, precision):
-        generate(
-            model, [one_token], eos_token_ids=policy.eos_token_ids, pad_token_id=policy.pad_token_id
-        )
+    policy.generate([Request(prompt, Sampling(max_tokens=1))])
     policy.prepare_grammars()
     return policy
 

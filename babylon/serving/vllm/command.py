@@ -82,11 +82,13 @@ def vllm_build(python: str) -> str:
     return looked.stdout.strip()
 
 
-def mixes_base_with_adapters(build: str) -> bool:
-    """Return True if a build may answer for the base model with an adapter's weights.
+def is_cpu_build(build: str) -> bool:
+    """Return True if a build computes on CPUs, which up to 0.32 has two faults.
 
-    It happens on CPUs when a batch has requests to both: the last adapter slot stands for "none"
-    (vllm-project/vllm#48421).
+    It may answer for the base model with an adapter's weights, if a batch has requests to both: the
+    last adapter slot stands for "none" (vllm-project/vllm#48421). And it dies when it reads the
+    prompt of a request with a seed in chunks: it sets back the offset of the request's generator,
+    which a CPU's has not.
     """
     return "cpu" in build
 
@@ -100,6 +102,7 @@ def vllm_service(
     logs: Path,
     secret: str,
     turns: bool = False,
+    cpu: bool = False,
 ) -> Service:
     """Return a server of the model ``base`` under ``name`` on loopback.
 
@@ -110,7 +113,8 @@ def vllm_service(
     ``--logprobs-mode`` makes logprobs those of the sampled distribution. ``--generation-config``
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
     them, and never forced: by default vLLM would constrain the sampling of a request with tools.
-    ``turns``: full models of the shape of ``base`` take turns on it.
+    ``--enable-mixed-moe-lora-format`` lets every mixture have adapters as training writes them.
+    ``turns``: full models of the shape of ``base`` take turns on it. ``cpu``: as ``is_cpu_build``.
     """
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
@@ -123,8 +127,10 @@ def vllm_service(
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
         *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
+        "--enable-mixed-moe-lora-format",
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *(("--no-enable-chunked-prefill",) if cpu else ()),
         *extra_arguments(serving.vllm_args),
     ]
     return Service(

@@ -64,8 +64,11 @@ class VllmClient:
         """Return the address for calls of a model."""
         return f"{self.url}/policies/{quote(name)}" if self.turns else self.url
 
-    async def load(self, name: str, path: str) -> None:
+    async def load(self, name: str, path: str, *, experts: bool) -> None:
         """Load an adapter, or let a full model take turns.
+
+        ``experts``: the adapter is on the experts of a mixture, all in one tensor. vLLM has models
+        that keep them so (gpt-oss), and others that expect a tensor for each (Qwen3-MoE).
 
         Raises:
             RequestError: the server refuses the adapter.
@@ -73,7 +76,7 @@ class VllmClient:
         if self.turns:
             await self._send("PUT", f"/policies/{quote(name)}", _WORK, {"path": path})
             return
-        body = {"lora_name": name, "lora_path": path}
+        body = {"lora_name": name, "lora_path": path, "is_3d_lora_weight": experts}
         try:
             await self._send("POST", "/v1/load_lora_adapter", _WORK, body)
         except RequestError as error:

@@ -39,7 +39,7 @@ from babylon.serving.engine_protocol import (
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import (
     free_port,
-    mixes_base_with_adapters,
+    is_cpu_build,
     require_vllm,
     vllm_service,
 )
@@ -55,8 +55,8 @@ _ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
 class VllmFleet:
     """vLLM servers by their base model, or the one server at ``ENGINE_URL``.
 
-    ``reserved_ports``: ports of other services. ``adapters_apart``: a model and its adapters must
-    not share a server. ``secret``: the servers that it starts answer only to it.
+    ``reserved_ports``: ports of other services. ``secret``: the servers that it starts answer only
+    to it. ``cpu``: as ``is_cpu_build``; a model and its adapters then do not share a server.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class VllmFleet:
         *,
         logs: Path,
         reserved_ports: Sequence[int],
-        adapters_apart: bool,
         secret: str,
+        cpu: bool,
     ) -> None:
         self._http, self._serving, self._logs, self._secret = http, serving, logs, secret
-        self._reserved_ports, self._adapters_apart = reserved_ports, adapters_apart
+        self._reserved_ports, self._cpu = reserved_ports, cpu
         self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         if serving.engine_url:
@@ -92,7 +92,8 @@ class VllmFleet:
         base = policy.base
         if self._takes_turns(policy):
             base = await asyncio.to_thread(shape_of, policy.base)
-        key = (base, policy.is_adapter and self._adapters_apart)
+        apart = self._cpu or self._serving.vllm_turns
+        key = (base, policy.is_adapter and apart)
         if self._serving.engine_url:
             key = _ANY
         server = self._servers.get(key) or self._start(key, policy)
@@ -174,6 +175,7 @@ class VllmFleet:
             logs=self._logs,
             secret=self._secret,
             turns=turns,
+            cpu=self._cpu,
         )
         log.info("starting the %s on port %d; log: %s", service.name, port, service.log)
         client = VllmClient(self._http, f"http://127.0.0.1:{port}", self._secret, turns=turns)
@@ -223,7 +225,7 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
     Raises:
         ConfigError: the settings name no vLLM.
     """
-    adapters_apart = mixes_base_with_adapters(require_vllm(serving)) or serving.vllm_turns
+    cpu = is_cpu_build(require_vllm(serving))
     secret = engine_secret(home.root)
 
     async def run_fleet(app: web.Application) -> AsyncIterator[None]:
@@ -233,8 +235,8 @@ def make_app(serving: ServingSettings, home: Home, prefect_port: int) -> web.App
                 serving,
                 logs=home.logs,
                 reserved_ports=(prefect_port,),
-                adapters_apart=adapters_apart,
                 secret=secret,
+                cpu=cpu,
             )
             yield
             await app[FLEET].close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from babylon.core.errors import ModelError
 from babylon.core.processes import Service, Supervised, supervised
-from babylon.policies.checkpoint_files import adapter_base
+from babylon.policies.checkpoint_files import adapter_base, adapts_experts
 from babylon.serving.openai_wire import RequestError
 from babylon.serving.vllm.command import cause_of_death
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError, VllmModelCard
@@ -238,7 +238,8 @@ class VllmServer:
         if other := next((card for card in cards if card.id == policy.name), None):
             known = f"{policy.name!r} is {other.root} at {self.client.url}"
             raise RequestError(409, f"{known}: load {policy.path} under another name")
-        await self.client.load(policy.name, policy.path)
+        experts = await asyncio.to_thread(adapts_experts, policy.path)
+        await self.client.load(policy.name, policy.path, experts=experts)
         log.info("%s holds %s", self.client.url, policy.name)
 
     async def _try_out(self, policy: VllmPolicy, name: str) -> None:

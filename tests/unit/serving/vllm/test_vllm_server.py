@@ -1,6 +1,7 @@
 """Servers in trouble: real HTTP, with vLLM's answers."""
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from babylon.serving.openai_wire import RequestError, error_body
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError
-from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer
+from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer, read_policy
 
 ADAPTER = VllmPolicy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
 BASE = {"id": "ours", "root": "org/base", "parent": None}
@@ -52,6 +53,28 @@ async def test_server_without_adapter_endpoints_is_told_how_to_have_them() -> No
         with pytest.raises(RequestError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             await server.load(ADAPTER)
         assert server.idle
+
+
+@pytest.mark.parametrize("targets", [None, ["mlp.experts.gate_up_proj"]])
+async def test_an_adapter_on_experts_is_loaded_as_one(
+    tmp_path: Path, targets: list[str] | None
+) -> None:
+    asked: list[bool] = []
+
+    async def load(request: web.Request) -> web.Response:
+        asked.append((await request.json())["is_3d_lora_weight"])
+        return web.Response(text="Success")
+
+    config = {"base_model_name_or_path": "org/base", "target_parameters": targets}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    routes = [
+        models(BASE),
+        web.post("/v1/load_lora_adapter", load),
+        answering("POST", "/v1/chat/completions", "{}"),
+    ]
+    async with server_with(*routes) as server:
+        await server.load(read_policy("p-v1", str(tmp_path), 1))
+    assert asked == [targets is not None]
 
 
 async def test_adapter_that_cannot_answer_is_refused_and_unloaded() -> None:
