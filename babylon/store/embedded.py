@@ -22,7 +22,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -210,12 +210,22 @@ class EmbeddedPostgres:
 
     def _is_gone(self) -> bool:
         with _open_lock(self.directory / "server") as server:
-            if not _try_lock(server):
-                return False
-        if (child := _STARTED.pop(self.data, None)) is not None:
-            with suppress(ChildProcessError):  # this process is a fork of the one that started it
-                os.waitpid(child, 0)
-        return True
+            gone = _try_lock(server)
+        # A server frees the lock just before it ends. If ours ended and another process has started
+        # the present one, ours is a zombie.
+        self._reap(0 if gone else os.WNOHANG)
+        return gone
+
+    def _reap(self, flags: int) -> None:
+        """Take the exit code of the server that this process started, if it ended."""
+        if (child := _STARTED.get(self.data)) is None:
+            return
+        try:
+            ended, _ = os.waitpid(child, flags)
+        except ChildProcessError:  # this process is a fork of the one that started it
+            ended = child
+        if ended:
+            _STARTED.pop(self.data, None)
 
     def _accepts(self) -> bool:
         _, port, ready = self._status()

@@ -41,6 +41,7 @@ DEPLOYMENT = "backfill/backfill"
 AHEAD = 3  # windows that agents play before the oldest is trained
 QUIET = float(os.environ.get("SOAK_QUIET", "0.125"))  # of the time, at the end, without faults
 AGAIN_S = 20.0  # a run that did not claim a window by then is started again
+PACE_S = 60.0  # of windows in the quiet end: figures that follow the pace of play keep still
 SETTLE_S = 600.0  # a dead run keeps its claim, its slot and its place in the pool for minutes
 SAMPLE_S = 5.0
 PORTS = ("ENGINE_PORT", "ADMIN_PORT", "PREFECT_SERVER_API_PORT")
@@ -135,6 +136,7 @@ async def _soak(
                         await storm.enter_async_context(in_background(_said(skewed)))
                     await asyncio.sleep(MINUTES * 60 * (1 - QUIET))
                 watch.quiet_since = time.monotonic()
+                runs.pace_s = PACE_S
                 if not await faults.until_healthy():
                     notes.append("Not every service was healthy after the faults.")
                 await asyncio.sleep(MINUTES * 60 * QUIET)
@@ -203,14 +205,19 @@ class _Runs:
     ) -> None:
         self._store, self._http, self._api, self._played = store, http, api, played
         self._asked = -AGAIN_S
+        self.pace_s, self._next = 0.0, 0.0  # seconds a window at least, time of the next one
 
     async def may_play(self) -> bool:
+        if (now := time.monotonic()) < self._next:
+            return False
         try:
             rows = await list_windows(self._store)
         except UNREACHABLE:
             return False
         done = {row.window_id for row in rows if row.state in ENDED}
-        return len(set(self._played.windows) - done) < AHEAD
+        may = len(set(self._played.windows) - done) < AHEAD
+        self._next = now + self.pace_s if may else 0.0
+        return may
 
     async def keep(self) -> None:
         while True:

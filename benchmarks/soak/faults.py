@@ -167,9 +167,8 @@ class Faults:
                     found.append(psutil.Process(record.pid))
             elif target in INSIDE:
                 if record := self._processes.running("serving"):
-                    for child in psutil.Process(record.pid).children():
-                        if any(INSIDE[target] in word for word in child.cmdline()):
-                            found.append(child)
+                    children = psutil.Process(record.pid).children()
+                    found += [one for one in children if _runs(one, INSIDE[target])]
             elif target == "postgres":
                 pid = (self._home / "postgres" / "data" / "postmaster.pid").read_text().split()[0]
                 found.append(psutil.Process(int(pid)))
@@ -244,6 +243,13 @@ async def _until(is_back: Callable[[], Awaitable[bool]], longest_s: float = LONG
                 return True
         await asyncio.sleep(_POLL_S)
     return False
+
+
+def _runs(process: psutil.Process, program: str) -> bool:
+    try:
+        return any(program in word for word in process.cmdline())
+    except psutil.NoSuchProcess:  # a zombie too; its siblings live
+        return False
 
 
 async def _answers(http: aiohttp.ClientSession, url: str) -> bool:

@@ -194,6 +194,19 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
         assert _postmaster(server) is not None  # the first user has not left yet
 
 
+def test_a_server_that_another_process_replaced_stays_no_zombie(home: Path) -> None:
+    before = _zombies()
+    with running_postgres(home) as server:
+        started = _postmaster(server)
+        assert started is not None
+        started.kill()
+        other = _user(home)
+        assert _url(other)
+        assert _zombies() - before == {started}
+        assert not server.revive() and _zombies() == before
+        _end(other)
+
+
 async def test_a_server_that_dies_in_use_restarts_at_the_same_address(
     home: Path,
 ) -> None:
