@@ -20,11 +20,11 @@ MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold
 TABLES = 64  # games that ``varied_choices`` plays at once
 ROUND = 25  # dollars
 HOUR_MIXTURE = {
-    "news": 0.3,
-    "random": 0.2,
-    "maker": 0.2,
+    "news": 0.5,
+    "random": 0.15,
+    "maker": 0.1,
     "momentum": 0.1,
-    "contrarian": 0.1,
+    "contrarian": 0.05,
     "hold": 0.1,
 }
 
