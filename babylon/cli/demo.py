@@ -123,6 +123,10 @@ def print_demo(report: DemoReport, live: bool = False) -> None:
         f" {final.gap_closed:.0%} of the way from base to the best rule;"
         f" {report.duration_s / 60:.1f} minutes"
     )
+    _print_where_to_look(report, live)
+
+
+def _print_where_to_look(report: DemoReport, live: bool) -> None:
     print("\nWhere to look next:")
     print(f"  {report.plot}")
     command = f"DATABASE_URL= BABYLON_HOME={shlex.quote(report.home)} {_this_command()}"

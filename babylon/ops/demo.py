@@ -178,26 +178,27 @@ async def run_demo(
             plans = _plans(game, settings.seed, windows, shared)
             results, played = await _hours(play_hour, plans, train, say, step)
         say("base and final policy meet on unseen scenarios")
-        return await report_hours(store, settings, game, results, played, started)
+        hours = tuple(zip(results, played, strict=True))
+        return await report_hours(store, settings.home, settings.seed, game, hours, started)
 
 
 async def report_hours(
     store: Store,
-    settings: Settings,
+    home: Home,
+    seed: int,
     game: DemoGame,
-    results: Sequence[WindowResult],
-    played: Sequence[FleetResult],
+    hours: Sequence[tuple[WindowResult, FleetResult]],
     started: float,
 ) -> DemoReport:
     """Compare base and final policy, and draw the hours. ``started``: ``time.monotonic()``."""
-    final = await _compare(store, settings.seed, settings.home, game)
+    final = await _compare(store, seed, home, game)
     policy, _ = await champion(store)
-    fleet_pnl = tuple(fleet.mean_pnl for fleet in played)
-    plot = plot_windows(results, fleet_pnl, levels(final), settings.home.root)
+    results, fleet_pnl = [one for one, _ in hours], tuple(fleet.mean_pnl for _, fleet in hours)
+    plot = plot_windows(results, fleet_pnl, levels(final), home.root)
     return DemoReport(
         ok=final.difference_low > 0,
-        seed=settings.seed,
-        home=str(settings.home.root),
+        seed=seed,
+        home=str(home.root),
         windows=tuple(results),
         fleet_pnl=fleet_pnl,
         final=final,

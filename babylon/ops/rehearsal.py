@@ -7,6 +7,7 @@ game is simulated.
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,39 +55,24 @@ async def run_rehearsal(
     say(f"agents play through {settings.serving.endpoint}, one decision a minute")
     say(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     async with open_store(settings) as store:
-        hours = await _hours(store, settings, game, windows, shared, say, step)
+        ended: list[asyncio.Task[tuple[WindowResult, FleetResult]]] = []
+        async with asyncio.TaskGroup() as group:  # the schedule trains windows while others run
+            for number in range(windows):
+                step("windows played", number, windows)
+                plan = live_plan(game, settings.windows.minutes, datetime.now(UTC))
+                plan = replace(plan, shared=shared, seed=settings.seed)
+                window = window_at(plan.start, plan.window_minutes)
+                fleet = await run_fleet(store, settings, plan, "llm")
+                ended.append(group.create_task(_end(store, window, fleet, say)))
+            step("windows played", windows, windows)
         say("base and final policy meet on unseen scenarios")
-        results, played = zip(*hours, strict=True)
-        return await report_hours(store, settings, game, results, played, started)
+        hours = [one.result() for one in ended]
+        return await report_hours(store, settings.home, settings.seed, game, hours, started)
 
 
-async def _hours(
-    store: Store,
-    settings: Settings,
-    game: DemoGame,
-    count: int,
-    shared: bool,
-    say: Say,
-    step: Step,
-) -> list[tuple[WindowResult, FleetResult]]:
-    """Play one window after the other, while the schedule trains those before."""
-    ended: list[asyncio.Task[tuple[WindowResult, FleetResult]]] = []
-    async with asyncio.TaskGroup() as group:
-        for number in range(count):
-            step("windows played", number, count)
-            plan = live_plan(settings, game, shared, number, datetime.now(UTC))
-            window = window_at(plan.start, plan.window_minutes)
-            fleet = await run_fleet(store, settings, plan, "llm")
-            ended.append(group.create_task(_end(store, window, fleet, say)))
-        step("windows played", count, count)
-    return [one.result() for one in ended]
-
-
-def live_plan(
-    settings: Settings, game: DemoGame, shared: bool, number: int, now: datetime
-) -> FleetPlan:
-    """Plan the rest of the present window, or the next one if no game fits in the rest."""
-    start, minutes = now.replace(second=0, microsecond=0), settings.windows.minutes
+def live_plan(game: DemoGame, minutes: int, now: datetime) -> FleetPlan:
+    """Plan the rest of the present window of ``minutes``, or the next if no game fits in it."""
+    start = now.replace(second=0, microsecond=0)
     end = window_at(start, minutes).end
     if end - start < game.rules.ticks * TICK:
         start, end = end, end + timedelta(minutes=minutes)
@@ -95,11 +81,8 @@ def live_plan(
         duration_min=int((end - start) / TICK),
         agents=game.agents,
         rules=game.rules,
-        shared=shared,
-        seed=settings.seed,
         live=True,
         window_minutes=minutes,
-        fleet_id=f"rehearsal-{number}",
     )
 
 

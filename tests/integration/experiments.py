@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from babylon.store import Store
-from babylon.store.calls import copy_calls
+from babylon.store.calls import insert_calls
 from babylon.store.policies import ensure_base
 from babylon.store.routes import Split, commit_route, current_route
 from tests.conftest import real_rows
@@ -122,7 +122,7 @@ class World:
             [{**user, "id": a, "username": a} for a in sorted(self.agents - known)],
         )
         await insert(game, "trajectories", self.plays)
-        await copy_calls(self.store, self.calls)
+        await insert_calls(self.store, self.calls)
         self.plays, self.calls = [], []
 
 

@@ -91,7 +91,7 @@ def test_a_rehearsal_plays_what_is_left_of_a_window_if_a_game_fits(
     game = GAMES["starter"]
     overrides = demo_overrides(Home(tmp_path), 0, datetime.now(UTC), game, None, live=True)
     moment = datetime.fromisoformat(f"2026-01-01T{now}+00:00")
-    plan = live_plan(load_settings(**overrides), game, False, 0, moment)
+    plan = live_plan(game, load_settings(**overrides).windows.minutes, moment)
     assert f"{plan.start:%H:%M}" == start and plan.duration_min == minutes
     assert plan.live and plan.window_minutes == 15
     (window,) = {window_at(begun, 15).id for begun, _ in plan_rounds(plan)}

@@ -44,7 +44,7 @@ def test_the_tree_keeps_its_limits(figures: Figures) -> None:
         # Without a choice to explain: long signatures, tables of names, SQL and texts.
         "long functions without a comment": 12,
         "shared class names": 0,
-        "functions that take all settings": 30,
+        "functions that take all settings": 31,
         "TYPE_CHECKING blocks": 10,
         "question-word openings, %": 2,
         "Any per 1,000 code lines": 8,

@@ -1,4 +1,4 @@
-"""The replies that a policy is asked for again, whoever draws them."""
+"""Draws of replies to recorded prompts, made by the engine or by a model in this process."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
