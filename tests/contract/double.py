@@ -123,6 +123,7 @@ def main() -> None:
     flags = ("--enable-lora", "--disable-uvicorn-access-log", "--enable-auto-tool-choice")
     for name in (*flags, "--enable-mixed-moe-lora-format"):
         parser.add_argument(name, required=True, action="store_true")
+    parser.add_argument("--no-enable-chunked-prefill", action="store_true")  # of CPU builds
     for name in ("--port", "--max-loras", "--max-cpu-loras", "--max-lora-rank"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
