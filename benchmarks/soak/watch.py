@@ -20,7 +20,7 @@ PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events", "event_re
 OUR_TABLES = ("calls", "windows", "policies", "attempts")
 FILES = ("checkpoints", "artifacts", "arena", "recording", "logs", "prefect", "postgres")
 WAL = "postgres/data/pg_wal"  # Postgres bounds it itself: it grows up to max_wal_size first
-WARM_S = 720.0  # processes are warm, and events of the faults are old enough to be removed
+WARM_S = 1080.0  # processes are warm, and retention removes as much as is added
 BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
 # Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)

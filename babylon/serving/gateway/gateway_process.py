@@ -106,6 +106,7 @@ async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
 async def _serve(servers: Sequence[uvicorn.Server]) -> None:
     gc.freeze()  # objects from the start live as long as the process: skip them in collections
     gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
+    sys.setswitchinterval(0.0005)  # the thread that records calls would wait up to 5 ms to write
     supervised = asyncio.create_task(exit_with_supervisor())
     # uvicorn stops on a signal and then raises it again, which must not end the clean-up
     for number in (signal.SIGTERM, signal.SIGINT):
