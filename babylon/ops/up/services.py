@@ -43,12 +43,11 @@ def services(settings: Settings) -> list[UpService]:
     """
     port, logs = settings.prefect.port, settings.home.logs
     api = prefect_api(settings.home, settings.prefect)
-    # -P below: a file in the working directory must not take the place of a module.
     served = environment(settings.home, api, settings.environment())
     service = partial(UpService, environment=served)
     prefect_server = service(
         name=SERVER,
-        command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
+        command=module("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)),
         log=logs / f"{SERVER}.log",
         ports={port: "PREFECT_SERVER_API_PORT"},
         healthy=_answers(f"{api.url}/health"),
@@ -56,7 +55,7 @@ def services(settings: Settings) -> list[UpService]:
     return [
         service(
             name="serving",
-            command=(sys.executable, "-P", "-m", "babylon", "serve"),
+            command=module("babylon", "serve"),
             log=logs / "serving.log",
             ports={
                 settings.serving.endpoint_port: "LOCAL_ENDPOINT",
@@ -83,7 +82,9 @@ def worker_service(
     make_directory(scratch)
     return UpService(
         name=f"worker-{name}",
-        command=prefect("worker", "start", "--pool", pool, "--name", name),
+        command=module(
+            "babylon.ops.up.prefect_worker", "worker", "start", "--pool", pool, "--name", name
+        ),
         log=home.logs / f"worker-{name}.log",
         environment={**environment, "TMPDIR": str(scratch)},
         healthy=_worker_online(api, pool, name),
@@ -91,9 +92,12 @@ def worker_service(
     )
 
 
-def prefect(*arguments: str) -> tuple[str, ...]:
-    """A ``prefect`` command line of this Python environment."""
-    return (sys.executable, "-P", "-m", "prefect", *arguments)
+def module(name: str, *arguments: str) -> tuple[str, ...]:
+    """A command that runs a module of this Python environment.
+
+    ``-P``: a file in the working directory must not take the place of a module.
+    """
+    return (sys.executable, "-P", "-m", name, *arguments)
 
 
 def environment(home: Home, api: PrefectApi, ours: Mapping[str, str]) -> dict[str, str]:
