@@ -68,6 +68,7 @@ def services(settings: Settings) -> list[UpService]:
             ),
             start_s=READY_S[settings.serving.engine],
         ),
+        # Somebody else starts a server that PREFECT_API_URL names.
         *([prefect_server] if api.embedded else []),
         *[worker_service(settings.home, api, pool, pool, served) for pool in POOLS],
     ]
@@ -83,7 +84,7 @@ def worker_service(
     return UpService(
         name=f"worker-{name}",
         command=module(
-            "babylon.ops.up.prefect_worker", "worker", "start", "--pool", pool, "--name", name
+            "babylon.ops.prefect_worker", "worker", "start", "--pool", pool, "--name", name
         ),
         log=home.logs / f"worker-{name}.log",
         environment={**environment, "TMPDIR": str(scratch)},

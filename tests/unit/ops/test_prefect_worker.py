@@ -6,7 +6,7 @@ import sys
 GARBAGE = """
 import gc
 import psutil
-from babylon.ops.up.prefect_worker import release_memory
+from babylon.ops.prefect_worker import release_memory
 
 gc.disable()
 kept = []
