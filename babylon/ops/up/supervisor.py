@@ -23,7 +23,13 @@ import aiohttp
 
 from babylon.core.api_keys import make_prefect_auth
 from babylon.core.errors import BabylonError, ServingError
-from babylon.core.processes import Processes, Service, in_background, supervised
+from babylon.core.processes import (
+    Processes,
+    Service,
+    in_background,
+    keep_memory_small,
+    supervised,
+)
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
@@ -135,6 +141,7 @@ class Supervisor:
             aiohttp.ClientSession(timeout=TIMEOUT) as http,
         ):
             ours = await self._prepare()
+            await stack.enter_async_context(in_background(keep_memory_small()))
 
             async def launch(group: Sequence[UpService]) -> None:
                 for service in group:

@@ -1,9 +1,9 @@
 """Prometheus metrics of one gateway, labelled by arm and version, never by agent."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,18 +21,20 @@ from babylon.serving.gateway.exchange import Exchange
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+MOST_POLICIES = 32  # a policy's series are 30 KB, and every window may bring a policy
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class _Series(NamedTuple):
-    """Metrics of one arm, version and outcome. Looking up labels costs twice as much as counting,
-    so it is done once."""
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Metrics of one arm and version; ``calls`` by outcome. Looking up labels costs twice as much
+    as counting, so it is done once."""
 
-    calls: Counter
     prompt_tokens: Counter
     completion_tokens: Counter
     duration: Histogram
     first_token: Histogram
+    calls: dict[str, Counter] = field(default_factory=dict)
 
 
 class _ReadCounter(Collector):
@@ -46,7 +48,10 @@ class _ReadCounter(Collector):
 
 
 class GatewayMetrics:
-    """Counters and durations since the start, in a registry of this gateway's own."""
+    """Counters and durations since the start, in a registry of this gateway's own.
+
+    Those of policies are kept for the ``MOST_POLICIES`` that were called last.
+    """
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -75,7 +80,7 @@ class GatewayMetrics:
             "babylon_first_token_seconds",
             "Time from a streamed request to the first chunk of its answer.",
         )
-        self._series: dict[tuple[str, int, str], _Series] = {}
+        self._series: dict[tuple[str, int], _Series] = {}  # the one called last is last
 
     def add_gauge(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """Export as ``babylon_<name>`` the value that ``read`` returns at each scrape."""
@@ -99,26 +104,37 @@ class GatewayMetrics:
 
     def called(self, exchange: Exchange, outcome: str) -> None:
         """Count a call to a policy; ``outcome`` is an HTTP status, or "left"."""
-        labels = (exchange.assigned.arm, exchange.assigned.target.policy_version, outcome)
-        series = self._series.get(labels) or self._add_series(*labels)
+        policy = exchange.assigned.arm, exchange.assigned.target.policy_version
+        series = self._series.pop(policy, None) or self._new_series(*policy)
+        self._series[policy] = series
+        calls = series.calls.get(outcome)
+        if calls is None:
+            calls = series.calls[outcome] = self._calls.labels(*policy, outcome)
         begun, now = exchange.started_at, datetime.now(UTC)
-        series.calls.inc()
+        calls.inc()
         series.prompt_tokens.inc(len(exchange.prompt_token_ids))
         series.completion_tokens.inc(len(exchange.token_ids))
         series.duration.observe((now - begun).total_seconds())
         if exchange.request.stream and exchange.first_at:
             series.first_token.observe((exchange.first_at - begun).total_seconds())
 
-    def _add_series(self, arm: str, version: int, outcome: str) -> _Series:
-        series = _Series(
-            calls=self._calls.labels(arm, version, outcome),
+    def _new_series(self, arm: str, version: int) -> _Series:
+        if len(self._series) == MOST_POLICIES:
+            self._forget(*next(iter(self._series)))
+        return _Series(
             prompt_tokens=self._tokens.labels(arm, version, "prompt"),
             completion_tokens=self._tokens.labels(arm, version, "completion"),
             duration=self._duration.labels(arm, version),
             first_token=self._first_token.labels(arm, version),
         )
-        self._series[arm, version, outcome] = series
-        return series
+
+    def _forget(self, arm: str, version: int) -> None:
+        for outcome in self._series.pop((arm, version)).calls:
+            self._calls.remove(arm, version, outcome)
+        for kind in ("prompt", "completion"):
+            self._tokens.remove(arm, version, kind)
+        for durations in (self._duration, self._first_token):
+            durations.remove(arm, version)
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format 0.0.4."""

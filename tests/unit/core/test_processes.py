@@ -39,6 +39,24 @@ async def main():
 
 asyncio.run(main())
 """
+# What is kept between the cycles prevents the heap from shrinking at its end.
+GARBAGE = """
+import gc
+import psutil
+from babylon.core.processes import release_memory
+
+gc.disable()
+kept = []
+for _ in range(1000):
+    cycle = [b"x" * 64_000]
+    cycle.append(cycle)
+    kept.append(b"x" * 6_000)
+del cycle
+process = psutil.Process()
+before = process.memory_info().rss
+release_memory()
+print((before - process.memory_info().rss) // 1_000_000)
+"""
 
 
 async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_path: Path) -> None:
@@ -214,3 +232,9 @@ def test_two_ups_of_one_home_do_not_run_at_once(tmp_path: Path) -> None:
         processes.exclusive(),
     ):
         pass
+
+
+def test_the_memory_behind_cycles_goes_back_to_the_system() -> None:
+    command = [sys.executable, "-c", GARBAGE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) > 50
