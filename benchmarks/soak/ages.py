@@ -90,7 +90,7 @@ class Ages:
                 await connection.close()
 
     async def _age(self, window: Window, row: WindowRow) -> None:
-        """Date a finished window and its calls by the window."""
+        """Date a finished window, its calls and its plays by the window."""
         calls = self._played.calls.get(row.window_id)
         if calls is None:  # its play goes on
             return
@@ -101,6 +101,12 @@ class Ages:
         await pool.execute(
             "UPDATE babylon.calls SET started_at = $2, recorded_at = $2"
             " WHERE call_id = ANY($1) AND recorded_at > $2",
+            calls,
+            window.start,
+        )
+        await pool.execute(
+            "UPDATE babylon.plays SET began_at = $2 WHERE began_at > $2 AND trajectory_id IN"
+            " (SELECT trajectory_id FROM babylon.calls WHERE call_id = ANY($1))",
             calls,
             window.start,
         )

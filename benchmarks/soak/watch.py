@@ -18,8 +18,14 @@ from benchmarks.soak.faults import INSIDE, UP, Faults
 
 PREFECT_TABLES = ("flow_run", "task_run", "log", "artifact", "events", "event_resources")
 OUR_TABLES = ("calls", "windows", "policies", "attempts")
+# Rows that are never removed: what each window and policy was, and what was trained.
+LEDGER = (
+    *("babylon.windows", "babylon.policies", "babylon.trained", "babylon.routes"),
+    *("babylon.proposals", "trained_models", "training_batches"),
+)
 FILES = ("checkpoints", "artifacts", "arena", "recording", "logs", "prefect", "postgres")
 WAL = "postgres/data/pg_wal"  # Postgres bounds it itself: it grows up to max_wal_size first
+WITHOUT = "disk all but the WAL and the ledger (MiB)"
 WARM_S = 1080.0  # processes are warm, and retention removes as much as is added
 BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
 # Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
@@ -65,6 +71,11 @@ class Watch:
             values = await asyncio.to_thread(self._of_this_machine)
             with suppress(*UNREACHABLE, TimeoutError):
                 values |= await self._of_postgres()
+            for name in ("disk postgres (MiB)", WITHOUT):
+                if "disk ledger (MiB)" in values:
+                    values[name] -= values["disk ledger (MiB)"]
+                else:  # the database is away, and its size would count as growth
+                    del values[name]
             self.samples.append(Sample(began, values))
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
@@ -97,7 +108,7 @@ class Watch:
         sizes = {name: _size(self._home / name) / 2**20 for name in (*FILES, WAL)}
         sizes["postgres"] -= sizes[WAL]
         values |= {f"disk {name} (MiB)": size for name, size in sizes.items()}
-        values["disk all but the WAL (MiB)"] = sum(sizes.values()) - sizes[WAL]
+        values[WITHOUT] = sum(sizes.values()) - sizes[WAL]
         for name, offset in self._clocks.offsets.items():
             values[f"clock {name} (s)"] = offset
         return values
@@ -109,6 +120,9 @@ class Watch:
                 f"rows babylon.{name}": float(await self._store.pool.fetchval(count.format(name)))
                 for name in OUR_TABLES
             }
+            size = "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest($1::text[]) name"
+            ledger = await self._store.pool.fetchval(size, LEDGER)
+            values["disk ledger (MiB)"] = float(ledger) / 2**20
             connection = await asyncpg.connect(self._prefect_url, timeout=5)
             try:
                 for name in PREFECT_TABLES:
