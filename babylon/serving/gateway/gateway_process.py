@@ -18,7 +18,7 @@ import uvicorn
 import uvloop
 
 from babylon.core.errors import BabylonError
-from babylon.core.processes import exit_with_supervisor
+from babylon.core.processes import exit_with_supervisor, in_background, keep_memory_small
 from babylon.core.settings import DatabaseSettings, ServingSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import open_gateway
@@ -107,12 +107,11 @@ async def _serve(servers: Sequence[uvicorn.Server]) -> None:
     gc.freeze()  # objects from the start live as long as the process: skip them in collections
     gc.set_threshold(10_000)  # calls leave few cycles, and looking for them took 3 % of a call
     sys.setswitchinterval(0.0005)  # the thread that records calls would wait up to 5 ms to write
-    supervised = asyncio.create_task(exit_with_supervisor())
     # uvicorn stops on a signal and then raises it again, which must not end the clean-up
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    await serve_all(servers)
-    supervised.cancel()
+    async with in_background(exit_with_supervisor()), in_background(keep_memory_small()):
+        await serve_all(servers)
 
 
 def main() -> None:
