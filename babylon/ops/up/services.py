@@ -84,7 +84,7 @@ def worker_service(
     return UpService(
         name=f"worker-{name}",
         command=module(
-            "babylon.ops.prefect_worker", "worker", "start", "--pool", pool, "--name", name
+            "babylon.cli.prefect_worker", "worker", "start", "--pool", pool, "--name", name
         ),
         log=home.logs / f"worker-{name}.log",
         environment={**environment, "TMPDIR": str(scratch)},
