@@ -116,6 +116,14 @@ def tally(seat: Seat, random: Random) -> Decision:
     return stake_on(seat, market, _side(balance > 0), seat.scenario.rules.max_order)
 
 
+def trend(seat: Seat, random: Random) -> Decision:
+    """Stake the largest order, at the highest leverage, on the perp that has moved furthest."""
+    perp, move = max(_moves(seat), key=lambda item: abs(item[1]), default=("", 0.0))
+    if not move:
+        return Hold()
+    return stake_on(seat, perp, _side(move > 0), seat.scenario.rules.max_order, MAX_LEVERAGE)
+
+
 def holder(seat: Seat, random: Random) -> Decision:
     """Hold in every tick."""
     return Hold()
@@ -200,6 +208,7 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
 RULES: dict[str, ScriptedAgent] = {
     "bold": bold,
     "tally": tally,
+    "trend": trend,
     "news": news_follower,
     "contrarian": contrarian,
     "momentum": momentum,

@@ -10,7 +10,7 @@ from babylon.game.market.game import Game
 from babylon.game.market.orders import parse_decision, render_decision
 from babylon.game.market.perps import Direction
 from babylon.game.market.scenario import HOUR, Rules, make_scenario
-from babylon.game.market.scripted import SCRIPTED_AGENTS
+from babylon.game.market.scripted import RULES, SCRIPTED_AGENTS
 from tests.worlds import perp, quiet_world
 
 # From highest to lowest mean P&L, in the small game and in the full hour. The crowd trades at
@@ -22,7 +22,7 @@ def play(name: str, world: int, rules: Rules) -> Game:
     game = Game(make_scenario(f"graded:{world}", rules))
     random = Random(f"{name}:{world}")
     while not game.over:
-        game.act(SCRIPTED_AGENTS[name](game, random))
+        game.act((RULES | SCRIPTED_AGENTS)[name](game, random))
     game.settle()
     return game
 
@@ -43,6 +43,12 @@ def test_skill_is_graded_as_documented_in_the_small_game() -> None:
 def test_skill_is_graded_as_documented_in_the_full_hour() -> None:
     mean = mean_pnl(HOUR, 50)
     assert sorted(mean, key=lambda name: -mean[name]) == LADDER
+
+
+@pytest.mark.parametrize(("rules", "best"), [(Rules(), "bold"), (HOUR, "trend")])
+def test_the_best_rule_is_the_documented_one(rules: Rules, best: str) -> None:
+    mean = {name: fmean(play(name, world, rules).pnl for world in range(50)) for name in RULES}
+    assert max(mean, key=lambda name: mean[name]) == best
 
 
 @pytest.mark.parametrize("name", sorted({*SCRIPTED_AGENTS} - {"hold"}))
