@@ -47,7 +47,7 @@ def services(settings: Settings) -> list[UpService]:
     service = partial(UpService, environment=served)
     prefect_server = service(
         name=SERVER,
-        command=module("prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)),
+        command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
         log=logs / f"{SERVER}.log",
         ports={port: "PREFECT_SERVER_API_PORT"},
         healthy=_answers(f"{api.url}/health"),
@@ -83,14 +83,17 @@ def worker_service(
     make_directory(scratch)
     return UpService(
         name=f"worker-{name}",
-        command=module(
-            "babylon.cli.prefect_worker", "worker", "start", "--pool", pool, "--name", name
-        ),
+        command=prefect("worker", "start", "--pool", pool, "--name", name),
         log=home.logs / f"worker-{name}.log",
         environment={**environment, "TMPDIR": str(scratch)},
         healthy=_worker_online(api, pool, name),
         pool=pool,
     )
+
+
+def prefect(*arguments: str) -> tuple[str, ...]:
+    """A command line of ``prefect`` that keeps its memory small."""
+    return module("babylon.cli.prefect_process", *arguments)
 
 
 def module(name: str, *arguments: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A worker of Prefect for months: ``python -m babylon.cli.prefect_worker worker start …``.
+"""``prefect`` for months: ``python -m babylon.cli.prefect_process worker start …``.
 
 A worker makes clients for each run, and they end in reference cycles of few objects with megabytes
 behind them: a worker grew by a third of a megabyte a run.
