@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -202,7 +203,6 @@ class EngineConnections:
 
     def __init__(self) -> None:
         self._idle: dict[_Origin, deque[_Connection]] = {}
-        self._places: dict[str, tuple[_Origin, str, str]] = {}
         self._tls: ssl.SSLContext | None = None
 
     async def ask(
@@ -218,7 +218,7 @@ class EngineConnections:
             OSError: no answer. It is a ``ConnectionError`` if the connection was refused or lost,
                 and a ``TimeoutError`` if none could be made in time.
         """
-        origin, host, path = self._places.get(url) or self._places.setdefault(url, _place(url))
+        origin, host, path = _place(url)
         connection = None if fresh else self._kept(origin)
         head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}"
         request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
@@ -254,6 +254,7 @@ class EngineConnections:
         return connection
 
 
+@lru_cache(maxsize=256)  # calls share few URLs, but each policy is loaded by its own
 def _place(url: str) -> tuple[_Origin, str, str]:
     """Return the origin, the Host header and the path of a URL."""
     parts = urlsplit(url)

@@ -8,6 +8,7 @@ queue, the key with the most waiting calls gives up its newest for a key that ha
 import asyncio
 from collections import Counter, OrderedDict, deque
 from types import TracebackType
+from weakref import WeakValueDictionary
 
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.openai_wire import RequestError
@@ -49,7 +50,8 @@ class CallLimits:
     def __init__(self, concurrency: int, queue: int, keys: KeyLimits) -> None:
         self.keys = keys
         self._concurrency, self._queue = concurrency, queue
-        self._slots: dict[str, _Slots] = {}
+        # Those of a policy without a call are gone: every window may bring a policy.
+        self._slots = WeakValueDictionary[str, _Slots]()
 
     @property
     def waiting(self) -> int:
@@ -67,7 +69,9 @@ class CallLimits:
             RequestError: 503, at entry: the queue is full, or no slot was free within
                 ``QUEUE_WAIT_S``.
         """
-        slots = self._slots.get(name) or self._slots.setdefault(name, _Slots())
+        slots = self._slots.get(name)
+        if slots is None:
+            slots = self._slots[name] = _Slots()
         return _Place(self, slots, key, min(self._concurrency, engine_slots or self._concurrency))
 
     async def _queued(self, slots: _Slots, key: str) -> None:

@@ -51,6 +51,15 @@ async def test_a_waiting_call_that_is_cancelled_leaves_the_queue() -> None:
         pass
 
 
+async def test_versions_without_a_call_take_no_memory() -> None:
+    limits = CallLimits(1, 1, NO_KEYS)
+    async with limits.for_version("v0", "k"):
+        for number in range(1, 100):
+            async with limits.for_version(f"v{number}", "k"):
+                pass
+        assert [*limits._slots] == ["v0"]
+
+
 @pytest.mark.parametrize("end", ["cancelled", "overdue"])
 async def test_a_slot_that_comes_in_the_moment_of_the_end_is_not_lost(
     end: str, monkeypatch: pytest.MonkeyPatch
