@@ -68,8 +68,10 @@ class Service:
             )
 
     def log_tail(self, lines: int = 12) -> str:
-        """The last lines of the log."""
-        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
+        """The last lines of the log, none if somebody removed it."""
+        with suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
+        return ""
 
 
 OnStart = Callable[[str, int], None]
@@ -201,13 +203,19 @@ async def all_supervised(
 
 @asynccontextmanager
 async def in_background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Run ``work`` while the block runs, and cancel it at the end."""
+    """Run ``work`` while the block runs, and cancel it at the end. A failure is logged at once."""
     task = asyncio.create_task(work)
+    task.add_done_callback(_log_failure)
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("work in the background has ended", exc_info=error)
 
 
 async def keep_logs_small(directory: Path) -> None:

@@ -45,6 +45,13 @@ async def skip_window(store: Store, window: Window, author: str, reason: str) ->
                 f"window {window.key} is trained and its play is used: `babylon train --window"
                 f" {window.key}` finishes it"
             )
+        # The claim of a worker that died has no end yet.
+        await connection.execute(
+            "UPDATE babylon.attempts SET ended_at = now(), ended_in = 'skipped',"
+            " ending = 'skipped', reason = $2 WHERE window_id = $1 AND ended_at IS NULL",
+            window.key,
+            f"skipped by {author}: {reason}",
+        )
         # The epoch refuses a worker that slept through its lease.
         await connection.execute(
             "UPDATE babylon.windows SET state = 'skipped', attempts = $2, retry_at = NULL,"

@@ -184,7 +184,8 @@ class EmbeddedPostgres:
     def _choose_port(self) -> int:
         """Return last time's port if it is free, so that printed addresses stay valid."""
         remembered = self.directory / "port"
-        last = int(remembered.read_text()) if remembered.exists() else 0
+        text = remembered.read_text() if remembered.exists() else ""
+        last = int(text) if text.isdecimal() else 0  # empty after a full disk
         for port in (last, 0):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

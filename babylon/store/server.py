@@ -65,5 +65,5 @@ async def _watch(revive: Callable[[], bool], hint: str) -> None:
         try:
             if await asyncio.to_thread(revive):
                 log.warning("the embedded Postgres died and was restarted; %s", hint)
-        except DatabaseError as error:  # try again: a full disk may have room later
+        except (DatabaseError, OSError) as error:  # a full disk may have room later
             log.error("the embedded Postgres died: %s", error)

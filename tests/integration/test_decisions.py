@@ -20,6 +20,7 @@ from babylon.stages.approval import ask, await_answer, try_to_answer, with_answe
 from babylon.stages.pending import pending_windows, window_to_train
 from babylon.store import Store
 from babylon.store.approvals import answer_approval, ask_approval, get_approval, open_approvals
+from babylon.store.attempts import list_attempts
 from babylon.store.by_hand import retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
@@ -151,6 +152,8 @@ async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
 async def test_a_worker_that_slept_does_not_take_a_skip_back(store: Store) -> None:
     claim = await claim_window(store, WINDOW, owner="slow", lease_s=0)
     await skip_window(store, WINDOW, "alice", "the agents were broken")
+    (attempt,) = await list_attempts(store, [WINDOW.key])
+    assert attempt.ended_at is not None and attempt.ending == attempt.ended_in == "skipped"
     with pytest.raises(FencedError):
         await release(store, claim, "stopped", "stopped")
     with pytest.raises(FencedError):

@@ -10,12 +10,13 @@ from aiohttp import web
 
 from babylon.core.windows import parse_window_id
 from babylon.ops.prefect_env import PrefectApi
-from babylon.ops.up import work_in_hand
+from babylon.ops.up import take_up, work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
 from babylon.store import Store
 from babylon.store.windows import claim_window, lost_windows, release
 
 WINDOW = "2025-11-14T09:00"
+PAST_WINDOW = "2025-11-14T08:00"
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
 
     async def create(request: web.Request) -> web.Response:
         asked.append(await request.json())
-        return web.json_response({})
+        died = asked[-1]["idempotency_key"].endswith(f"{PAST_WINDOW}/1/0")
+        return web.json_response({"state": {"type": "CRASHED" if died else "SCHEDULED"}})
 
     async def none(request: web.Request) -> web.Response:
         return web.json_response([])
@@ -67,8 +69,31 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
         await _take_up(store, http, api)
         assert [run["parameters"]["window_id"] for run in asked] == [WINDOW] * 2
         # Prefect starts one run for a key, however often it is asked.
-        assert {run["idempotency_key"] for run in asked} == {f"take-up/{WINDOW}/1"}
+        assert {run["idempotency_key"] for run in asked} == {f"take-up/{WINDOW}/1/0"}
 
         await release(store, claim, "stopped by a signal", "stopped")
         assert await lost_windows(store) == []
         assert await work_in_hand(store) == []
+
+
+async def test_a_window_that_cannot_be_taken_up_and_a_run_that_died_stop_no_other(
+    store: Store, prefect: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, asked = prefect
+    for name in ("2025-11-14T07:00", PAST_WINDOW, WINDOW):
+        await claim_window(store, parse_window_id(name), owner="box:1:a", lease_s=600)
+    await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
+    await store.pool.execute("DELETE FROM babylon.attempts WHERE window_id = $1", WINDOW)  # retired
+    end_dead_run = take_up._end_dead_run
+
+    async def failing(*given: Any) -> None:
+        if given[-1].window_id == "2025-11-14T07:00":
+            raise ValueError("broken")
+        await end_dead_run(*given)
+
+    monkeypatch.setattr(take_up, "_end_dead_run", failing)
+    async with aiohttp.ClientSession() as http:
+        await _take_up(store, http, PrefectApi(url=url))
+    keys = [run["idempotency_key"] for run in asked]
+    past = [f"take-up/{PAST_WINDOW}/1/{again}" for again in (0, 1)]  # the first run died
+    assert sorted(keys) == [*past, f"take-up/{WINDOW}/1/0"]

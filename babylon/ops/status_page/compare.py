@@ -36,7 +36,9 @@ def which_is_better(one: Policy, other: Policy) -> str:
         return f"{names[0]} and {names[1]} did not meet in a gate. To compare them: {play}.{both}"
     if not newer.verdict:
         return f"{names[0]} was made from {names[1]}. The gate has not compared them yet."
-    low, high = (newer.verdict.get(f"pnl_difference_{end}", 0.0) for end in ("low", "high"))
+    low, high = (newer.verdict.get(f"pnl_difference_{end}") for end in ("low", "high"))
+    if low is None or high is None:
+        return f"{names[0]} was made from {names[1]}. The gate decided without a match of both."
     found = "is not shown to be better or worse than"
     if low > 0 or high < 0:
         found = "is better than" if low > 0 else "is worse than"

@@ -64,6 +64,8 @@ async def tell_lineage(
                 if key not in told:
                     await asyncio.to_thread(client.emit, event)
                     told.add(key)
+            # Older ones are not found again.
+            told.intersection_update((UUID(one.run.runId), str(one.eventType)) for one in found)
             since = now - BACK
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("lineage cannot be sent to %s now: %r", tracking.lineage_url, error)

@@ -173,9 +173,12 @@ class Supervisor:
         settings, opening = self.settings, self._opening
         block, minutes = settings.prefect.alerts, settings.windows.minutes
 
+        async def note_settings() -> None:
+            write_in_force(settings.home, self.variables)
+
         async def alerts() -> None:
             await self._until_done(partial(set_up_alerts, http, self._api, block, minutes))
-            write_in_force(settings.home, self.variables)
+            await self._until_done(note_settings)
             log.info("all services answer")
 
         work = [

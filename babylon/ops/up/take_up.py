@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import aiohttp
@@ -25,6 +25,7 @@ from babylon.store.windows import WindowRow, lost_windows
 
 _FORM = "paused-approve-"  # begins the key of what a form got; the policy's version follows
 DEPLOYMENT = "train-window/one-window"
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # a run of Prefect
 log = logging.getLogger(__name__)
 
 
@@ -37,23 +38,43 @@ async def take_up_lost(
     """Look twice in a lease for windows that nobody works on any more, for ever."""
     while True:
         await asyncio.sleep(lease_s / 2)
-        try:
-            async with opening() as store:
-                await _take_up(store, http, api)
-            if api.embedded:
-                await end_dead_runs(http, api)
-        except Exception as error:  # nothing here may end the supervisor, and with it all services
-            log.warning("lost windows cannot be looked for now: %r", error)
+        await _tried("lost windows cannot be looked for", _look(opening, http, api))
+        if api.embedded:
+            await _tried("dead runs cannot be ended", end_dead_runs(http, api))
+
+
+async def _tried(problem: str, work: Awaitable[None]) -> None:
+    """Log a failure: nothing here may end the supervisor, and no window may stop the others."""
+    try:
+        await work
+    except Exception as error:
+        log.warning("%s now: %r", problem, error)
+
+
+async def _look(
+    opening: Callable[[], AbstractAsyncContextManager[Store]],
+    http: aiohttp.ClientSession,
+    api: PrefectApi,
+) -> None:
+    async with opening() as store:
+        await _take_up(store, http, api)
 
 
 async def _take_up(store: Store, http: aiohttp.ClientSession, api: PrefectApi) -> None:
     if await running_hold(store):
         return
     for row in await lost_windows(store):
-        await _end_dead_run(store, http, api, row)
-        if row.attempts < MAX_ATTEMPTS:
-            await _start_run(http, api, row)
-            log.info("window %s of %s is lost: a run takes it up", row.window_id, row.owner)
+        problem = f"window {row.window_id} is lost and cannot be taken up"
+        await _tried(problem, _take_up_one(store, http, api, row))
+
+
+async def _take_up_one(
+    store: Store, http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow
+) -> None:
+    await _end_dead_run(store, http, api, row)
+    if row.attempts < MAX_ATTEMPTS:
+        await _start_run(http, api, row)
+        log.info("window %s of %s is lost: a run takes it up", row.window_id, row.owner)
 
 
 async def _end_dead_run(
@@ -61,7 +82,9 @@ async def _end_dead_run(
 ) -> None:
     """End the run that lost the claim: one of this window that began before it."""
     attempts = await list_attempts(store, [row.window_id])
-    (claimed,) = [one.began_at for one in attempts if one.epoch == row.epoch]
+    claimed = next((one.began_at for one in attempts if one.epoch == row.epoch), None)
+    if claimed is None:  # retention removed it: no run is that old
+        return
     runs = {
         "name": {"any_": [row.window_id]},
         "state": {"type": {"any_": ["RUNNING", "PAUSED"]}},
@@ -82,14 +105,19 @@ async def _end_dead_run(
 
 
 async def _start_run(http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow) -> None:
-    """Start a run of the deployment, once for each claim that was lost."""
+    """Start a run of the deployment, unless the one that was started for this claim goes on."""
     named = await call(http, api, "GET", f"deployments/name/{DEPLOYMENT}")
     run = {
         "parameters": {
             "window_id": row.window_id,
             "overrides": {"windows": {"minutes": row.minutes}},
         },
-        "idempotency_key": f"take-up/{row.window_id}/{row.epoch}",
         "tags": ["take-up"],
     }
-    await call(http, api, "POST", f"deployments/{named['id']}/create_flow_run", run)
+    for again in range(MAX_ATTEMPTS):  # a run may die before it claims the window
+        key = {"idempotency_key": f"take-up/{row.window_id}/{row.epoch}/{again}"}
+        started = await call(
+            http, api, "POST", f"deployments/{named['id']}/create_flow_run", run | key
+        )
+        if started["state"]["type"] not in ENDED:
+            return

@@ -78,6 +78,25 @@ async def test_service_that_dies_is_started_again_and_stopped_at_the_end(tmp_pat
     assert not psutil.pid_exists(running.pid)
 
 
+async def test_a_service_whose_log_is_gone_is_started_again(tmp_path: Path) -> None:
+    service = Service(name="sleeper", command=["sleep", "60"], log=tmp_path / "sleeper.log")
+    async with asyncio.timeout(20), supervised(service) as running:
+        first = running.pid
+        service.log.unlink()
+        os.kill(first, signal.SIGKILL)
+        while running.pid == first:
+            await asyncio.sleep(0.02)
+
+
+async def test_work_in_the_background_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ValueError("broken")
+
+    async with in_background(work()):
+        await asyncio.sleep(0.01)
+        assert "broken" in caplog.text
+
+
 async def test_a_restart_that_fails_is_tried_again_and_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
