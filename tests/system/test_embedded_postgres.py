@@ -148,12 +148,12 @@ def test_data_port_and_password_outlive_a_restart(home: Path) -> None:
     with running_postgres(home) as server:
         assert server.url("postgres") == url
         assert _query(url, "SELECT answer FROM kept") == 42
-    (server.directory / "port").write_text("")  # as a full disk leaves it
-    with running_postgres(home) as server:
-        assert _query(server.url("postgres"), "SELECT answer FROM kept") == 42
         assert _query(url, "SHOW max_wal_size") == "512MB"
         with pytest.raises(asyncpg.InvalidPasswordError):
             _query(url.replace(url.split(":")[2].split("@")[0], "wrong"), "SELECT 1")
+    (server.directory / "port").write_text("")  # as a full disk leaves it
+    with running_postgres(home) as server:
+        assert _query(server.url("postgres"), "SELECT answer FROM kept") == 42
 
 
 def test_the_last_user_stops_the_server(home: Path) -> None:
