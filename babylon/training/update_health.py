@@ -4,6 +4,7 @@ Figures have the names of ``babylon.training.grpo.train_report``. A figure that 
 report is not checked.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 MAX_LOGPROB_MISMATCH = 0.1  # nats a token
@@ -56,6 +57,12 @@ def ruled_out(metrics: Mapping[str, object]) -> str | None:
             f"effective sample size {figure(ess)} of the tokens, needed is {MIN_ESS:g}: the window"
             " was played by policies too far from the parent; lower MAX_STALENESS, or train windows"
             " sooner after they are played"
+        )
+    moved, limit = figures.get("kl_after", 0.0), figures.get("kl_limit", math.inf)
+    if moved is None or limit is None or moved > limit:
+        return (
+            f"the update moved the policy by {figure(moved)} nats a token, allowed is"
+            f" {figure(limit)}: lower LEARNING_RATE, or raise BATCH_SIZE"
         )
     recall, best = figures.get("recall", 0.0), figures.get("recall_best", 0.0)
     if recall is None or best is None or recall > best + MAX_FORGOTTEN:

@@ -59,7 +59,7 @@ class Hour:
     seed: int
     hour: int
     fleet_pnl: float
-    malformed: float  # share of the fleet's replies
+    failed: float  # share of the fleet's actions, malformed and refused
     kl_after: float | None
     entropy: float | None
     cpu_s: float
@@ -360,7 +360,7 @@ def learn(
             seed=seed,
             hour=number,
             fleet_pnl=sum(own.pnl_usd for own in play) / len(play),
-            malformed=sum(failed) / len(failed),
+            failed=sum(failed) / len(failed),
             kl_after=moved.kl_after,
             entropy=moved.entropy,
             undone=moved.undone,

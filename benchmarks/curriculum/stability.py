@@ -1,8 +1,8 @@
 """What became of a policy after many hours: did it keep what it had learned?
 
 A run is *lost* once the fleet's mean P&L over ``SPAN`` hours falls below the base model's, or below
-half of the best gain so far, and stays there to the end; or if its last replies are malformed more
-often than ``MALFORMED``. Runs that are not finished count as far as they came.
+half of the best gain so far, and stays there to the end; or if its last actions fail more
+often than ``MOST_FAILED``. Runs that are not finished count as far as they came.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.curriculum.results import all_stored
 
 SPAN = 10  # hours: the mean of one hour's few worlds says little
-MALFORMED = 0.1
+MOST_FAILED = 0.1
 KEPT = 0.5  # share of the best gain
 
 
@@ -27,14 +27,14 @@ class Course:
     first: float
     best: float
     last: float
-    malformed: float  # in the last ``SPAN`` hours
+    failed: float  # in the last ``SPAN`` hours
     entropy: float  # after the last hour that was trained, nats a token
     undone: int  # iterations
 
     @property
     def lost(self) -> bool:
         gained, kept = self.best - self.first, self.last - self.first
-        return self.malformed > MALFORMED or kept < KEPT * gained
+        return self.failed > MOST_FAILED or kept < KEPT * gained
 
 
 def course(hours: Sequence[dict[str, Any]]) -> Course:
@@ -47,7 +47,7 @@ def course(hours: Sequence[dict[str, Any]]) -> Course:
         first=pnl[0],  # played by the base model
         best=max(means),
         last=means[-1],
-        malformed=sum(hour["malformed"] for hour in hours[-span:]) / span,
+        failed=sum(hour["failed"] for hour in hours[-span:]) / span,
         entropy=next((e for h in reversed(hours) if (e := h["entropy"]) is not None), 0.0),
         undone=sum(hour["undone"] for hour in hours),
     )
@@ -56,14 +56,14 @@ def course(hours: Sequence[dict[str, Any]]) -> Course:
 def stability(results: Path) -> list[str]:
     """Return a Markdown table: one row for each run of ``ours``, by level and settings."""
     lines = [
-        "| run | hours | base | best | last | malformed | entropy | undone | |",
+        "| run | hours | base | best | last | failed | entropy | undone | |",
         "| --- " * 9 + "|",
     ]
     for name, hours in sorted(_runs(results)):
         one = course(hours)
         lines.append(
             f"| {name} | {one.hours} | {one.first:.0f} | {one.best:.0f} | {one.last:.0f}"
-            f" | {one.malformed:.1%} | {one.entropy:.3f} | {one.undone}"
+            f" | {one.failed:.1%} | {one.entropy:.3f} | {one.undone}"
             f" | {'lost' if one.lost else 'kept'} |"
         )
     return lines

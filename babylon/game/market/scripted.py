@@ -104,6 +104,13 @@ def bold(seat: Seat, random: Random) -> Decision:
     return stake_on(seat, news.market_id, news.hints, most) if news else Hold()
 
 
+def doubter(seat: Seat, random: Random) -> Decision:
+    """Stake the largest order against every headline."""
+    news = seat.scenario.news[seat.tick]
+    most = seat.scenario.rules.max_order
+    return stake_on(seat, news.market_id, news.hints.other, most) if news else Hold()
+
+
 def tally(seat: Seat, random: Random) -> Decision:
     """Stake the largest order on what most headlines about a market have said so far."""
     told = [news for news in seat.scenario.news[: seat.tick + 1] if news]
@@ -207,6 +214,7 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
 
 RULES: dict[str, ScriptedAgent] = {
     "bold": bold,
+    "doubter": doubter,
     "tally": tally,
     "trend": trend,
     "news": news_follower,

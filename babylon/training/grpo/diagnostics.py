@@ -338,6 +338,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         importance_p99=w_p99,
         importance_max=w_max,
         kl_after=k3_after,
+        kl_limit=window.config.undo_factor * window.config.stop_kl,
         k1_after=k1_after,
         kl_behaviour=k3_behaviour,
         k1_behaviour=k1_behaviour,

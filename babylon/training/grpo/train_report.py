@@ -47,6 +47,7 @@ class TrainReport:
 
     # distance that the policy moved
     kl_after: float  # k3(p || theta)
+    kl_limit: float  # beyond it the update must not serve
     k1_after: float
     kl_behaviour: float  # k3(mu || theta)
     k1_behaviour: float

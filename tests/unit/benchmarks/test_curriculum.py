@@ -71,11 +71,9 @@ def test_ppo_plays_and_updates_in_whole_plays_and_its_final_play_repeats() -> No
     assert (logprob < 0).all() and (entropy > 0).all()
 
 
-def test_a_run_has_lost_what_it_learned_if_it_ends_far_below_its_best_or_malformed() -> None:
-    def hours(*pnl: float, malformed: float = 0.0) -> list[dict[str, float]]:
-        return [
-            {"fleet_pnl": one, "malformed": malformed, "entropy": 0.5, "undone": 1.0} for one in pnl
-        ]
+def test_a_run_has_lost_what_it_learned_if_it_ends_far_below_its_best_or_by_failures() -> None:
+    def hours(*pnl: float, failed: float = 0.0) -> list[dict[str, float]]:
+        return [{"fleet_pnl": one, "failed": failed, "entropy": 0.5, "undone": 1.0} for one in pnl]
 
     risen = [20.0, *range(30, 330, 10)]
     kept = course(hours(*risen))
@@ -83,7 +81,7 @@ def test_a_run_has_lost_what_it_learned_if_it_ends_far_below_its_best_or_malform
     assert not course(hours(*risen, *[200.0] * 10)).lost
     assert course(hours(*risen, *[100.0] * 10)).lost
     assert course(hours(20.0, *[-50.0] * 20)).lost
-    assert course(hours(*risen, malformed=0.2)).lost
+    assert course(hours(*risen, failed=0.2)).lost
 
 
 def test_a_population_evolves_from_the_gains_of_its_hours() -> None:

@@ -17,6 +17,8 @@ SOUND = {
     "unique_tokens": 1000,
     "lost_tokens": 100,
     "max_tokens": 512,
+    "kl_after": 0.06,
+    "kl_limit": 0.06,
     "recall": 2.1,
     "recall_best": 2.0,
 }
@@ -37,6 +39,8 @@ def test_figures_at_their_bounds_are_sound() -> None:
             r"effective sample size 0\.2 of the tokens, needed is 0\.3: .*MAX_STALENESS",
         ),
         ({"ess": None}, "effective sample size –"),
+        ({"kl_after": 0.3}, "the update moved the policy by 0.3 nats .* is 0.06: .*LEARNING_RATE"),
+        ({"kl_after": None}, "the update moved the policy by – nats"),
         ({"recall": 2.2, "recall_best": 2.0}, "forgotten: .* cost 2.2 nats a token, .*KL_PENALTY"),
         ({"recall": None, "recall_best": 2.0}, "forgotten: .* cost – nats"),
     ],

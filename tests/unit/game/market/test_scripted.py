@@ -45,7 +45,10 @@ def test_skill_is_graded_as_documented_in_the_full_hour() -> None:
     assert sorted(mean, key=lambda name: -mean[name]) == LADDER
 
 
-@pytest.mark.parametrize(("rules", "best"), [(Rules(), "bold"), (HOUR, "trend")])
+@pytest.mark.parametrize(
+    ("rules", "best"),
+    [(Rules(), "bold"), (Rules(news_reliability=0.05), "doubter"), (HOUR, "trend")],
+)
 def test_the_best_rule_is_the_documented_one(rules: Rules, best: str) -> None:
     mean = {name: fmean(play(name, world, rules).pnl for world in range(50)) for name in RULES}
     assert max(mean, key=lambda name: mean[name]) == best
