@@ -9,6 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from babylon.store.connection import Store
 
+_LINE = (
+    "WITH RECURSIVE line AS (SELECT parent_version, batch_id FROM babylon.policies"
+    " WHERE policy_version = $1 UNION SELECT p.parent_version, p.batch_id"
+    " FROM babylon.policies p JOIN line ON p.policy_version = line.parent_version)"
+)
+
 
 async def parents(store: Store) -> dict[int, int | None]:
     """Return each version → the version that it was trained from."""
@@ -44,15 +50,21 @@ async def rejected_child(store: Store, version: int) -> tuple[str, dict[str, obj
 async def trained_into(store: Store, version: int, trajectory_ids: Sequence[str]) -> frozenset[str]:
     """Return the trajectories on which the policy, or a policy it descends from, was trained."""
     rows = await store.pool.fetch(
-        "WITH RECURSIVE line AS (SELECT parent_version, batch_id FROM babylon.policies"
-        " WHERE policy_version = $1 UNION SELECT p.parent_version, p.batch_id"
-        " FROM babylon.policies p JOIN line ON p.policy_version = line.parent_version)"
-        " SELECT trajectory_id FROM babylon.trained JOIN line USING (batch_id)"
+        f"{_LINE} SELECT trajectory_id FROM babylon.trained JOIN line USING (batch_id)"
         " WHERE trajectory_id = ANY($2)",
         version,
         trajectory_ids,
     )
     return frozenset(row["trajectory_id"] for row in rows)
+
+
+async def windows_trained_into(store: Store, version: int) -> frozenset[str]:
+    """Return the keys of the windows on which the policy, or one it descends from, was trained."""
+    rows = await store.pool.fetch(
+        f"{_LINE} SELECT DISTINCT window_id FROM babylon.trained JOIN line USING (batch_id)",
+        version,
+    )
+    return frozenset(row["window_id"] for row in rows)
 
 
 def staleness(parents: Mapping[int, int | None], trained: int) -> dict[int, int]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -23,7 +24,7 @@ from babylon.core.trajectories import (
     Trajectory,
     trajectory_row,
 )
-from babylon.core.types import Scored, Trained
+from babylon.core.types import OffPolicy, Scored, Trained
 from babylon.core.windows import parse_window_id
 from babylon.evaluation.arena.held_out import held_out_check
 from babylon.evaluation.arena.leaderboard import check_suite, player_result
@@ -295,6 +296,34 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
         rejected.claim.window_id,
     )
     assert (await held_out_check(store, trained, TRAINING)).trajectories == 80  # another window
+
+
+async def test_play_of_an_hour_that_was_trained_on_proves_no_gain(
+    store: Store, quick: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout leaves plays out of a world that the challenger knows from the other plays."""
+    trained, other = await challenge(store, base), await challenge(store, base, hour=8)
+    for one in (trained, other):
+        await recorded(store, quick, base, one, wins="no")
+        row = await get_window(store, one.claim.window_id)
+        assert row is not None and row.scored is not None
+        await store.pool.execute(
+            "UPDATE babylon.windows SET scored = $1 WHERE window_id = $2",
+            asdict(replace(row.scored, held_out=row.scored.artifact)),
+            one.claim.window_id,
+        )
+    telling: set[tuple[str, bool]] = set()
+
+    def check(*given: Any) -> OffPolicy:
+        played, fresh = given[1], given[-1]
+        telling.update(
+            (one.window_id, bool(is_so)) for one, is_so in zip(played, fresh, strict=True)
+        )
+        return OffPolicy()
+
+    monkeypatch.setattr("babylon.evaluation.arena.held_out._check", check)
+    await held_out_check(store, trained, TRAINING)
+    assert telling == {(trained.claim.window_id, False), (other.claim.window_id, True)}
 
 
 async def test_held_out_play_counts_once(store: Store, quick: Settings, base: Path) -> None:

@@ -23,7 +23,8 @@ plain weight w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2
 weight, and cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
 Karampatziakis, Mineiro 2022, "Anytime-valid off-policy inference for contextual bandits"). Each x
 contains the P&L of the others, and plays of one scenario may resemble each other. So a scenario is
-one bet, on the mean of its differences.
+one bet, on the mean of its differences. Play of an hour on which the challenger's line was trained
+proves no gain: who has learned by heart how its markets ended would gain there and nowhere else.
 """
 
 import asyncio
@@ -38,11 +39,11 @@ from babylon.core.learning_settings import reading_precision
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
-from babylon.core.windows import WindowState
+from babylon.core.windows import WindowState, parse_window_id
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats
 from babylon.store.connection import Store
-from babylon.store.lineage import descends, trained_into
+from babylon.store.lineage import descends, trained_into, windows_trained_into
 from babylon.store.policies import policy_of_batch
 from babylon.store.windows import WindowRow, list_windows
 
@@ -59,7 +60,12 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
     if not found:
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
-    return await asyncio.to_thread(_check, checkpoint, found, training, trained.parent_version)
+    keys = await windows_trained_into(store, trained.policy_version)
+    known = {parse_window_id(key).id for key in keys}
+    fresh = np.array([trajectory.window_id not in known for trajectory in found])
+    return await asyncio.to_thread(
+        _check, checkpoint, found, training, trained.parent_version, fresh
+    )
 
 
 async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
@@ -96,13 +102,18 @@ async def _held_out(store: Store, row: WindowRow, trained: Trained) -> list[Arti
 
 
 def _check(
-    checkpoint: str, played: Sequence[Trajectory], training: TrainingSettings, champion: int
+    checkpoint: str,
+    played: Sequence[Trajectory],
+    training: TrainingSettings,
+    champion: int,
+    fresh: NDArray[np.bool_],
 ) -> OffPolicy:
     from babylon.training.likelihood import log_ratios  # torch takes seconds to import
 
     precision = reading_precision(training.tuning, training.base_precision)
     ratios = log_ratios(checkpoint, played, training.max_tokens, precision)
-    exact = [trajectory for trajectory in played if trajectory.trajectory_id in ratios]
+    measured = np.array([trajectory.trajectory_id in ratios for trajectory in played])
+    exact = [trajectory for trajectory, is_so in zip(played, measured, strict=True) if is_so]
     if not exact:
         return OffPolicy(
             problem=f"none of {len(played)} held-out trajectories has its exact tokens and logprobs"
@@ -111,7 +122,8 @@ def _check(
         np.array([ratios[trajectory.trajectory_id] for trajectory in exact]),
         np.array([trajectory.pnl_usd for trajectory in exact]),
         [f"{trajectory.window_id}/{trajectory.scenario_id}" for trajectory in exact],
-        np.array([{call.policy_version for call in one.calls} == {champion} for one in exact]),
+        np.array([{call.policy_version for call in one.calls} == {champion} for one in exact])
+        & fresh[measured],
     )
 
 
@@ -119,7 +131,7 @@ def off_policy(
     log_ratios: Floats,
     pnl_usd: Floats,
     scenarios: Sequence[str],
-    by_champion: NDArray[np.bool_] | None = None,
+    telling: NDArray[np.bool_] | None = None,
 ) -> OffPolicy:
     """Estimate the challenger's P&L minus the players', from n trajectories.
 
@@ -127,8 +139,9 @@ def off_policy(
         log_ratios: ``[n]`` log of the probability under the challenger over that under the player.
         pnl_usd: ``[n]`` each trajectory's P&L.
         scenarios: ``[n]`` each trajectory's scenario; one alone in its scenario is ignored.
-        by_champion: ``[n]`` whether the champion played it; None: all of it. Only such play can
-            prove a gain, because an older policy may be easier to beat.
+        telling: ``[n]`` whether it can prove a gain; None: all of it. The champion played it,
+            because an older policy may be easier to beat, in a window on which the challenger's
+            line was not trained, because others' play of the same hour tells how markets end.
     """
     _, index, count = np.unique(scenarios, return_inverse=True, return_counts=True)
     size, total = count[index], np.bincount(index, pnl_usd)[index]
@@ -136,7 +149,7 @@ def off_policy(
     n = int(compared.sum())
     if n == 0:
         return OffPolicy(problem="too small: no two held-out trajectories share a scenario")
-    own = np.full(n, True) if by_champion is None else by_champion[compared]
+    own = np.full(n, True) if telling is None else telling[compared]
     others = (total - pnl_usd)[compared] / (size[compared] - 1)
     earned = pnl_usd[compared] - others
     weights = np.exp(log_ratios[compared] - log_ratios[compared].max())

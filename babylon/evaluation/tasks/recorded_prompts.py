@@ -1,19 +1,22 @@
 """Recorded prompts and a judge, as an evaluator: for tasks that can be neither replayed nor scored.
 
-Each world is a recorded call's prompt that the challenger was not trained on. Both policies reply
-to it, and the judge scores each reply. A judge of pairs that sees both replies is not possible
-behind this protocol; a judge that sees the prompt, the reply and the recorded reply is its
+A world is some recorded prompts of one scenario that the challenger was not trained on. Both
+policies reply to them, and the judge scores each reply. Prompts of one scenario resemble each
+other, so together they are one piece of evidence. A judge of pairs that sees both replies is not
+possible behind this protocol; a judge that sees the prompt, the reply and the recorded reply is its
 equivalent: the recorded reply is the common opponent.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from babylon.core.llm_calls import Message, tool_call_texts
 from babylon.core.trajectories import Call, Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
 
+PROMPTS = 8  # of a scenario, at most
 ReplyJudge = Callable[[Sequence[Message], str, str], Awaitable[float]]
 """(messages, reply, recorded reply) → 0 (the recorded one is better) to 1 (the reply is)."""
 
@@ -33,27 +36,37 @@ class RecordedPrompts:
         self.guardrails: Mapping[str, float] = {}
         self._judge, self._max_tokens = judge, max_tokens
 
-    def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> list[Call]:
-        """Return at most ``count`` recorded calls, drawn by the seed."""
-        calls = [call for trajectory in recorded for call in trajectory.calls]
-        return Random(seed).sample(calls, min(count, len(calls)))
+    def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> list[list[Call]]:
+        """Return at most ``PROMPTS`` calls of each of at most ``count`` scenarios."""
+        random, calls = Random(seed), dict[tuple[str, str], list[Call]]()
+        for one in recorded:
+            calls.setdefault((one.window_id, one.scenario_id), []).extend(one.calls)
+        worlds = [random.sample(own, min(PROMPTS, len(own))) for own in calls.values() if own]
+        return random.sample(worlds, min(count, len(worlds)))
 
-    async def play(self, world: Call, policy: Endpoint, seed: int) -> PlayScore:
-        """Let the policy reply to the prompt, with the tools of the recorded request."""
-        asked: dict[str, Any] = {"messages": [dict(message) for message in world.messages]}
-        if world.tools:
-            asked["tools"] = list(world.tools)
+    async def play(self, world: Sequence[Call], policy: Endpoint, seed: int) -> PlayScore:
+        """Let the policy reply to the prompts. The value is the mean over them."""
+        found = [await self._reply(call, policy, seed) for call in world]
+        return PlayScore(
+            value=fmean(value for value, _ in found), malformed=any(empty for _, empty in found)
+        )
+
+    async def _reply(self, call: Call, policy: Endpoint, seed: int) -> tuple[float, bool]:
+        """Reply with the tools of the recorded request. Return the judge's score and if empty."""
+        asked: dict[str, Any] = {"messages": [dict(message) for message in call.messages]}
+        if call.tools:
+            asked["tools"] = list(call.tools)
         answer = await policy.client.chat.completions.create(
             model=policy.model,
-            temperature=world.temperature,
+            temperature=call.temperature,
             max_tokens=self._max_tokens,
             seed=seed,
             **asked,
         )
         message = answer.choices[0].message.to_dict()
         reply = _text(str(message.get("content") or ""), message.get("tool_calls"))
-        value = await self._judge(world.messages, reply, _text(world.response, world.tool_calls))
-        return PlayScore(value=value, malformed=not reply)
+        recorded = _text(call.response, call.tool_calls)
+        return await self._judge(call.messages, reply, recorded), not reply
 
 
 def _text(content: str, tool_calls: object) -> str:

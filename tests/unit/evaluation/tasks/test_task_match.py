@@ -14,7 +14,7 @@ from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Trajectory
 from babylon.evaluation.tasks import task_match
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
-from babylon.evaluation.tasks.recorded_prompts import RecordedPrompts
+from babylon.evaluation.tasks.recorded_prompts import PROMPTS, RecordedPrompts
 from babylon.evaluation.tasks.task_match import play_task
 from babylon.evaluation.tasks.text_env import TextEnv
 
@@ -185,6 +185,20 @@ async def test_recorded_prompts_are_answered_anew_and_judged_beside_the_recorded
         assert await evaluator.play(world, caller, 7) == PlayScore(value=1.0)
         assert await evaluator.play(world, mute, 7) == PlayScore(value=0.0, malformed=True)
     assert asked[0]["tools"] == [tool] and asked[0]["temperature"] == 0.7
+
+
+def test_recorded_prompts_of_one_scenario_are_one_piece_of_evidence() -> None:
+    recorded = [
+        msgspec.convert(PLAYED | {"scenario_id": f"s{number % 3}"}, Trajectory)
+        for number in range(30)
+    ]
+
+    async def prefers(messages: Sequence[Message], reply: str, recorded: str) -> float:
+        return 1.0
+
+    worlds = RecordedPrompts(prefers).worlds("s", 99, recorded)
+    assert [len(world) for world in worlds] == [PROMPTS] * 3
+    assert len(RecordedPrompts(prefers).worlds("s", 2, recorded)) == 2
 
 
 def test_a_harm_that_is_no_number_is_a_harm() -> None:
