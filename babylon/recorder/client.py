@@ -266,21 +266,23 @@ class _WireError(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    results: list[PlayObject] = []
+    results: list[PlayObject] | None = None
     error: _WireError | None = None
 
 
 def _results(answer: httpx.Response) -> list[PlayObject]:
     try:
         read = msgspec.json.decode(answer.content, type=_Answer)
-    except msgspec.DecodeError as error:
+    except msgspec.DecodeError:
+        read = _Answer()
+    if read.error:
+        raise PlayRefusedError(read.error.message, answer.status_code, read.results or [])
+    if read.results is None:
         raise PlayRefusedError(
             f"status {answer.status_code}, no answer of a gateway: is the endpoint its address?",
             answer.status_code,
             [],
-        ) from error
-    if read.error:
-        raise PlayRefusedError(read.error.message, answer.status_code, read.results)
+        )
     return read.results
 
 

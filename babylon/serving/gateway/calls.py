@@ -25,7 +25,7 @@ from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineDownError, arriving_bytes
 from babylon.serving.gateway.engine_connections import EngineResponse
 from babylon.serving.gateway.engine_pool import EnginePool
-from babylon.serving.gateway.event_stream import StreamCut, noted, relay
+from babylon.serving.gateway.event_stream import StreamCut, decoded, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
 from babylon.serving.gateway.gateway_metrics import GatewayMetrics
 from babylon.serving.gateway.limits import CallLimits
@@ -38,7 +38,7 @@ from babylon.serving.gateway.telemetry.tracing import CallTracer
 from babylon.serving.openai_wire import RequestError, decode_object
 
 TOTAL_S = 900.0  # of a call, from entering the queue to the last byte
-_BROKEN_OFF = (StreamCut, msgspec.DecodeError, ConnectionError, TimeoutError)
+_BROKEN_OFF = (StreamCut, ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class CallHandler:
                     exchange.recorded = await self.recorder.record(exchange.record())
                     await response.write(end, last=True)
                 else:
-                    answer = noted(msgspec.json.decode(await upstream.read()), exchange)
+                    answer = noted(decoded(await upstream.read()), exchange)
                     exchange.recorded = await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
 

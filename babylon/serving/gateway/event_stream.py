@@ -82,6 +82,18 @@ class StreamCut(Exception):
         self.quoted = quoted
 
 
+def decoded(data: bytes) -> JsonObject:
+    """Return an answer or a chunk of it.
+
+    Raises:
+        StreamCut: it is not a JSON object, or too deep.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StreamCut(f"it is not a JSON object: {error}") from error
+
+
 def noted(answer: JsonObject, exchange: Exchange) -> JsonObject | None:
     """Note an answer or a chunk of it as ``Exchange.note`` does.
 
@@ -90,7 +102,7 @@ def noted(answer: JsonObject, exchange: Exchange) -> JsonObject | None:
     """
     try:
         return exchange.note(answer)
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise StreamCut(f"it has another form than OpenAI's: {error}") from error
 
 
@@ -107,8 +119,8 @@ async def relay(
         the call is recorded.
 
     Raises:
-        StreamCut: the stream ended without its last event, or with an error.
-        DecodeError: an event's data is not a JSON object.
+        StreamCut: the stream ended without its last event or with an error, or an event's data is
+            not a JSON object.
     """
     parser, end = EventStreamParser(), b""
     async for data in received:
@@ -132,7 +144,7 @@ def _for_client(event: ServerSentEvent, exchange: Exchange) -> bytes:
     """Return the event as the client may see it; empty if the client did not ask for it."""
     if not event.data:  # comments, or a heartbeat with empty data, which is not JSON
         return event.other_lines and event.other_lines + b"\n"
-    chunk = _decoder.decode(event.data)
+    chunk = decoded(event.data)
     if error := chunk.get("error"):
         quoted = error.get("message") if isinstance(error, dict) else error
         raise StreamCut("it ends with an error", quoted)

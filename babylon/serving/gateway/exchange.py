@@ -321,6 +321,8 @@ def _add_tool_calls(calls: list[JsonObject], added: list[JsonObject]) -> None:
     """
     for piece in added:
         index = min(piece.get("index", len(calls)), len(calls))
+        if index < 0:
+            raise ValueError(f"a tool call has the index {index}")
         if index == len(calls):
             calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
         call, function = calls[index], piece.get("function") or {}

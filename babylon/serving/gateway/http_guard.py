@@ -1,7 +1,8 @@
 """Limits for hostile or unreachable HTTP clients that uvicorn does not have.
 
-A request's head must be small and arrive in time (slowloris). A client that does not read its
-answer is disconnected. A response leaves in as few packets as possible.
+A request's head must be small and arrive in time (slowloris), and its trailers must be small. A
+client that does not read its answer is disconnected, and one that was answered early must end its
+request in time. A response leaves in as few packets as possible.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._in_head, self._head_bytes, self._chunk, self._refused = False, 0, 0, False
+        self._bodiless = 0  # bytes since the last of a body: sizes of chunks, and trailers
         self._stalled: asyncio.TimerHandle | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._expect_head()
@@ -44,7 +46,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._chunk = len(data)
         self._head_bytes += self._chunk
+        self._bodiless += self._chunk
         super().data_received(data)
+        if not self._in_head and self._bodiless > MAX_HEAD_BYTES:
+            self.transport.abort()
         if self._in_head and not self.transport.is_closing():
             self._expect_head()
             if self._head_bytes > MAX_HEAD_BYTES:  # without the chunk in which the head began
@@ -54,6 +59,19 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self._begun_in = self._chunk
+
+    def on_body(self, body: bytes) -> None:
+        self._bodiless = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._bodiless = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body:  # refused early: the client must not hold the connection
+            self._expect_head()
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -197,14 +197,18 @@ export class TrajectoryPlay {
 
 async function read(answer: Response): Promise<EventResult[]> {
   const text = await answer.text();
-  let body: { results?: EventResult[]; error?: { message: string } };
+  let body: { results?: EventResult[]; error?: { message: string } } | null = null;
   try {
     body = JSON.parse(text);
   } catch {
+    // no JSON: the same as JSON of another server
+  }
+  if (body?.error) {
+    throw new PlayRefusedError(body.error.message, answer.status, body.results ?? []);
+  }
+  if (!Array.isArray(body?.results)) {
     const why = `status ${answer.status}, no answer of a gateway: is the endpoint its address?`;
     throw new PlayRefusedError(why, answer.status, []);
   }
-  const results = body.results ?? [];
-  if (body.error) throw new PlayRefusedError(body.error.message, answer.status, results);
-  return results;
+  return body.results;
 }

@@ -64,3 +64,12 @@ def test_what_is_refused_for_good_is_not_sent_again(slept: list[float]) -> None:
         with pytest.raises(PlayRefusedError, match="wait"):
             client.send(EVENT)
     assert slept == []
+
+
+@pytest.mark.parametrize("body", [b'{"detail":"Not Found"}', b"null", b"<html>"])
+def test_an_answer_of_another_server_is_an_error(body: bytes) -> None:
+    other = httpx.MockTransport(lambda request: httpx.Response(404, content=body))
+    with PlayClient("http://gateway", "key") as client:
+        client._http = httpx.Client(base_url="http://gateway", transport=other)
+        with pytest.raises(PlayRefusedError, match="status 404, no answer of a gateway"):
+            client.send(EVENT)

@@ -41,6 +41,7 @@ class Messages(Translation):
         self._begun = False
         self._choice: JsonObject = {}  # the last one with a finish reason
         self._usage: JsonObject = {}
+        self._calls_tools = False
 
     def request(self, fields: JsonObject) -> JsonObject:
         return chat_request(fields)
@@ -48,6 +49,7 @@ class Messages(Translation):
     def whole(self, answer: JsonObject) -> JsonObject:
         self._choice = (answer.get("choices") or [{}])[0]
         self._usage = answer.get("usage") or {}
+        self._calls_tools = bool((self._choice.get("message") or {}).get("tool_calls"))
         content = [_content(block) for block in blocks_of(self._choice)]
         return self._message(answer) | {"content": content, **self._stop()}
 
@@ -57,6 +59,7 @@ class Messages(Translation):
             yield {"type": "message_start", "message": self._message(chunk)}
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
+            self._calls_tools |= bool((choice.get("delta") or {}).get("tool_calls"))
             for change in self._reader.read(choice):
                 yield _event(change)
             if choice.get("finish_reason"):
@@ -93,6 +96,8 @@ class Messages(Translation):
         if self._choice.get("finish_reason") == "stop" and isinstance(sequence, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
         reason = _STOP.get(self._choice.get("finish_reason") or "", "end_turn")
+        if reason == "end_turn" and self._calls_tools:  # vLLM says so of a tool that was demanded
+            reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": None}
 
     def _counts(self) -> JsonObject:

@@ -15,7 +15,7 @@ from babylon.serving.gateway.event_stream import EventStreamParser, StreamCut
 from babylon.serving.gateway.exchange import CHAT
 from babylon.serving.openai_wire import JsonObject, decode_object, error_message
 
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+_MALFORMED = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _FORM = "a field has another form than OpenAI's"
 TOKENIZE = "/tokenize"  # as at vLLM; counts for all dialects
 _decoder = msgspec.json.Decoder(JsonObject)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,9 +185,19 @@ async def test_comments_and_other_fields_are_relayed_and_data_without_json_is_no
     assert call.text == "é!"
 
 
-@pytest.mark.parametrize("data", [b"data: 1\n\n", b"data: []\n\n", b"data: {\n\n"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"data: 1\n\n",
+        b"data: []\n\n",
+        b"data: {\n\n",
+        b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
+        b'data: {"a":' + 3000 * b"[" + 3000 * b"]" + b"}\n\n",
+        b'data: {"choices":[{"delta":{"tool_calls":[{"index":-1}]}}]}\n\n',
+    ],
+)
 async def test_data_that_is_no_json_object_breaks_the_stream_off(data: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(StreamCut):
         await relayed(data, 10_000, exchange(stream=True))
 
 

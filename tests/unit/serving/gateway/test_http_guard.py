@@ -8,7 +8,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from babylon.serving.gateway.asgi import Receive, Response, Scope, Send
-from babylon.serving.gateway.http_guard import GuardedProtocol, server_config
+from babylon.serving.gateway.http_guard import (
+    MAX_HEAD_BYTES,
+    GuardedProtocol,
+    server_config,
+)
 
 
 class Packets(asyncio.Transport):
@@ -25,6 +29,8 @@ class Packets(asyncio.Transport):
 
     def close(self) -> None:
         self.closed = True
+
+    abort = close
 
     def is_closing(self) -> bool:
         return self.closed
@@ -101,3 +107,46 @@ async def test_a_client_that_waits_for_a_word_before_its_body_gets_it() -> None:
     head = b"POST /body HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n"
     written, _ = await answered(head)
     assert written == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+
+
+CHUNKED = b"POST /whole HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"0\r\n" + 99 * b"a: b\r\n", b"0\r\na: ", b"1;a="])
+async def test_trailers_and_sizes_of_chunks_without_an_end_close_the_connection(
+    sent: bytes,
+) -> None:
+    config: uvicorn.Config = server_config(app)
+    config.load()
+    protocol, packets = GuardedProtocol(config, ServerState(), {}), Packets()
+    protocol.connection_made(packets)
+    protocol.data_received(CHUNKED + sent)
+    await asyncio.sleep(0.02)
+    for _ in range(MAX_HEAD_BYTES // 1000 + 1):
+        if not packets.closed:
+            protocol.data_received(100 * b"a: bcdefg\r\n" if sent[-1:] == b"\n" else 1000 * b"x")
+    assert packets.closed
+    protocol.connection_lost(None)
+
+
+async def test_a_body_in_many_chunks_is_read() -> None:
+    chunks = 2 * MAX_HEAD_BYTES // 100 * (b"64\r\n" + 100 * b"x" + b"\r\n")
+    written, closed = await answered(CHUNKED + chunks + b"0\r\na: b\r\n\r\n")
+    assert bodies(written) == [b"body"] and not closed
+
+
+async def test_a_client_that_is_refused_early_cannot_hold_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("babylon.serving.gateway.http_guard.HEAD_S", 0.05)
+    config: uvicorn.Config = server_config(app)
+    config.load()
+    protocol, packets = GuardedProtocol(config, ServerState(), {}), Packets()
+    protocol.connection_made(packets)
+    protocol.data_received(b"POST /whole HTTP/1.1\r\ncontent-length: 1000\r\n\r\n")
+    await asyncio.sleep(0.02)
+    assert packets.written and not packets.closed
+    protocol.data_received(b"x")  # ends the wait of keep-alive
+    await asyncio.sleep(0.1)
+    assert packets.closed
+    protocol.connection_lost(None)

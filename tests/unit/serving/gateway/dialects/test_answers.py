@@ -151,6 +151,9 @@ def test_a_message_names_why_it_ended() -> None:
     calls = Messages().whole(ANSWERS["calls"])
     assert (calls["stop_reason"], calls["content"][1]["input"]) == ("tool_use", {"t": 1})
     assert calls["usage"]["input_tokens"] == 3 and calls["usage"]["cache_read_input_tokens"] == 2
+    demanded = chat("stop", tool_calls=ANSWERS["calls"]["choices"][0]["message"]["tool_calls"])
+    assert Messages().whole(demanded)["stop_reason"] == "tool_use"
+    assert streamed(Messages(), demanded)[-2]["delta"]["stop_reason"] == "tool_use"
     assert Messages().whole(ANSWERS["cut"])["stop_reason"] == "max_tokens"
     stopped = chat("stop", content="a")
     stopped["choices"][0]["stop_reason"] = "END"
