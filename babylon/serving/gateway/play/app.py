@@ -147,7 +147,8 @@ def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
                 limits.count_request(request.state.caller)
                 if request.method == "POST":
                     request._body = body = await read_body(request.scope, request.receive)
-                    _check_json(body)
+                    # A large body takes a second, in which other calls must be answered.
+                    await asyncio.to_thread(_check_json, body)
                     # FastAPI hands on bytes when the content type is not JSON's.
                     request.scope["headers"] = [
                         *(one for one in request.scope["headers"] if one[0] != b"content-type"),
