@@ -74,7 +74,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._bodiless = False, 0
         if self._head_bytes + self._begun_in > MAX_HEAD_BYTES:  # possibly too large: count exactly
             head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if head > MAX_HEAD_BYTES:
