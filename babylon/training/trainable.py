@@ -385,7 +385,7 @@ def _carry_over(trainable: Trainable, checkpoint: Path) -> None:
     tuned = trainable.tuned
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        fits = saved["names"] == list(tuned) and _fits(saved["state"]["state"], tuned)
+        fits = saved["names"] == list(tuned) and _fits(saved["state"]["state"], trainable)
     except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError) as error:
         # the weights are whole: without momentum the next steps are as small as the first ones
         logger.warning("%s cannot be read, the optimiser starts over: %s", path, error)
@@ -399,9 +399,20 @@ def _carry_over(trainable: Trainable, checkpoint: Path) -> None:
         group["lr"] = rate
 
 
-def _fits(state: dict[int, dict[str, torch.Tensor]], tuned: dict[str, torch.nn.Parameter]) -> bool:
+def _fits(state: dict[int, dict[str, Any]], trainable: Trainable) -> bool:
+    tuned = list(trainable.tuned.values())
+    moment = "exp_avg" if isinstance(trainable.optimizer, torch.optim.AdamW) else "state1"
+    saved = [_tensors(state[index]) for index in range(len(tuned))]
     return len(state) == len(tuned) and all(
-        state[index]["exp_avg"].shape == parameter.shape
-        and bool(torch.isfinite(state[index]["exp_avg_sq"]).all())
-        for index, parameter in enumerate(tuned.values())
+        moment in of_one
+        and of_one[moment].shape == parameter.shape
+        and all(bool(torch.isfinite(value).all()) for value in of_one.values())
+        for of_one, parameter in zip(saved, tuned, strict=True)
     )
+
+
+def _tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors of a parameter's state. bitsandbytes keeps some in a dictionary of its own."""
+    inner = [value for value in state.values() if isinstance(value, dict)]
+    every = {name: value for part in (state, *inner) for name, value in part.items()}
+    return {name: value for name, value in every.items() if isinstance(value, torch.Tensor)}

@@ -1,10 +1,13 @@
 """Adapters, precisions and optimisers: each has the gradient that its paper says."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,13 +174,21 @@ def without_state(path: Path) -> None:
     torch.save({"names": []}, path)
 
 
-def not_finite(path: Path) -> None:
+def not_finite(path: Path, moment: str) -> None:
     saved = torch.load(path, weights_only=True)
-    saved["state"]["state"][0]["exp_avg_sq"][0, 0] = torch.nan
+    saved["state"]["state"][0][moment][0, 0] = torch.nan
     torch.save(saved, path)
 
 
-@pytest.mark.parametrize("harm", [broken, without_state, not_finite])
+HARMS = [
+    broken,
+    without_state,
+    partial(not_finite, moment="exp_avg"),
+    partial(not_finite, moment="exp_avg_sq"),
+]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_a_corrupt_optimiser_starts_over(
     parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:
@@ -190,6 +201,36 @@ def test_a_corrupt_optimiser_starts_over(
     with caplog.at_level(logging.INFO):
         assert not load_trainable(tmp_path / "v1", "lora", 1e-3).optimizer.state
     assert "the optimiser starts over" in caplog.text
+
+
+class EightBits(torch.optim.Optimizer):
+    """Has its state in bitsandbytes' form."""
+
+    inside = False  # a dictionary
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(parameters, options)
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            moments = {f"state{i}": torch.ones_like(parameter, dtype=torch.uint8) for i in (1, 2)}
+            more = {"__bnb_optimizer_quant_state__": moments} if self.inside else moments
+            self.state[parameter] = {"step": 1, **more}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_moments_of_eight_bits_are_carried_over_to_their_own_optimiser(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    monkeypatch.setattr(EightBits, "inside", inside)
+    library = SimpleNamespace(optim=SimpleNamespace(AdamW8bit=EightBits))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
+    options = TuningOptions(optimizer="adamw8bit")
+    made = lora(parent, optimizer="adamw8bit")
+    made.optimizer.step()
+    save_checkpoint(made, tmp_path / "v1")
+    assert load_trainable(tmp_path / "v1", "lora", 1e-3, options=options).optimizer.state
+    assert not load_trainable(tmp_path / "v1", "lora", 1e-3).optimizer.state
 
 
 def test_a_parent_that_is_not_finite_is_refused_by_name(parent: Path, tmp_path: Path) -> None:
