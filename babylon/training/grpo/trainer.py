@@ -86,8 +86,8 @@ def train_on_window(
 
     Raises:
         NothingToTrainError: the window teaches nothing; the model is unchanged.
-        FloatingPointError: the loss or gradient is not finite, or every step moves the policy too
-            far; discard the model.
+        FloatingPointError: the loss, gradient or trained policy is not finite, or every step moves
+            the policy too far; discard the model.
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     refuse_missing_logprobs(window)
@@ -97,10 +97,12 @@ def train_on_window(
     after = logprobs_of_tree(state.fitting, window.tree, ranks)
     # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
+    _refuse_not_finite(after)
     while again and divergence(state.record.proximal, after)[1] > undo_kl:
         if again := undo(state):
             _iterate(state, journal, progress)
         after = logprobs_of_tree(state.fitting, window.tree, ranks)
+        _refuse_not_finite(after)
     if not state.record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
@@ -108,6 +110,14 @@ def train_on_window(
         )
     state.fitting.remember(optimizer.param_groups)
     return make_report(state, after=after)
+
+
+def _refuse_not_finite(after: Tensor) -> None:
+    if not torch.isfinite(after).all():
+        raise FloatingPointError(
+            "logprobs of the trained policy are not finite: discard the model, and lower"
+            " LEARNING_RATE"
+        )
 
 
 def _iterate(state: TrainState, journal: Journal | None, progress: Progress | None) -> None:

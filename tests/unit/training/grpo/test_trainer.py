@@ -156,6 +156,20 @@ def test_a_policy_that_any_step_moves_too_far_is_refused() -> None:
         update(tiny_model(0), window(), iterations=2, stop_kl=1e-30, stop_clip_fraction=1.0)
 
 
+def test_a_policy_that_the_last_step_broke_is_refused() -> None:
+    model = tiny_model(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def broken_step(*_: Any) -> None:
+        with torch.no_grad():
+            next(model.parameters()).fill_(torch.nan)
+
+    optimizer.register_step_post_hook(broken_step)
+    compiled = compile_window(window(), TrainerConfig(iterations=1))
+    with pytest.raises(FloatingPointError, match="not finite: discard the model"):
+        train_on_window(model, optimizer, compiled)
+
+
 def test_gspo_is_not_stopped_by_a_clip_that_every_step_reaches() -> None:
     report = update(tiny_model(0), window(), loss="gspo", iterations=3, stop_kl=9.0)
     assert report.clip_fraction > TrainerConfig().stop_clip_fraction
