@@ -120,7 +120,7 @@ def _check_base(base: Path | str, name: str) -> None:
 
     remedy = "BASE_MODEL names a directory that save_pretrained wrote, or a Hugging Face model id"
     try:
-        _, tokenizer = load_policy(base)
+        _, tokenizer = load_policy(base, precision="bf16", device="cpu")
     except ModelError as error:
         raise ModelError(f"BASE_MODEL={name!r}: {error}: {remedy}") from error
     if not tokenizer.chat_template:

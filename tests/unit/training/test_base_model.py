@@ -2,6 +2,7 @@ import asyncio
 import dataclasses
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,9 +111,15 @@ async def test_a_cancelled_call_stops_making_the_model(
 
 def test_base_model_replaces_the_embedded(embedded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_base(str(embedded), embedded.parent, 0) == embedded
-    loaded = load_policy(embedded)
-    monkeypatch.setattr("babylon.policies.load.load_policy", lambda _: loaded)
+    loaded, given = load_policy(embedded), []
+
+    def load(_: str, **options: str) -> Any:
+        given.append(options)
+        return loaded
+
+    monkeypatch.setattr("babylon.policies.load.load_policy", load)
     assert resolve_base("Qwen/Qwen2.5-0.5B", embedded.parent, 0) == "Qwen/Qwen2.5-0.5B"
+    assert given == [{"precision": "bf16", "device": "cpu"}]  # the GPU may be an engine's
 
 
 @pytest.mark.parametrize("content", [None, "{}", "no json"])
