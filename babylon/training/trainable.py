@@ -52,6 +52,8 @@ _MODULES = {
     "attention": {"self_attn", "attn", "attention", "self_attention", "linear_attn"},
     "ffn": {"mlp", "ffn", "feed_forward", "block_sparse_moe", "moe"},
 }
+# PEFT refuses out_proj in models of these types, whose kernels read its weight themselves
+_MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
 
 def is_selected(name: str, layers: TransferLayers) -> bool:
@@ -68,11 +70,13 @@ def adapter_targets(model: PreTrainedModel, layers: TransferLayers) -> set[str]:
         ModelError: the model has no such layers.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    left_out = {"out_proj"} if model.config.model_type in _MAMBA else set()
     names = {
         ".".join(name.split(".")[-2:])
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, Conv1D))
         and module is not head
+        and name.split(".")[-1] not in left_out
         and is_selected(name, layers)
     }
     if not names:

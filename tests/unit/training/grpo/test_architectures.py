@@ -11,6 +11,7 @@ from babylon.training.grpo.forward import FittingForward, Path, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.stateful import STATEFUL
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.trainable import DEFAULT_OPTIONS, new_adapter
 from tests.unit.training.grpo.architectures import ARCHITECTURES, STATES, architecture
 from tests.unit.training.grpo.trees import (
     DecoupledLoss,
@@ -19,6 +20,7 @@ from tests.unit.training.grpo.trees import (
     gradient,
     naive_gradients,
     tokens,
+    with_adapter,
 )
 
 BOUNDS: list[tuple[Path, int]] = [("piecewise", 10_000), ("piecewise", 60), ("packed", 100)]
@@ -79,12 +81,17 @@ def test_all_models_whose_states_branch_are_compared() -> None:
     assert set(STATES) == STATEFUL
 
 
-@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize(
+    ("kind", "tuning"),
+    [*((kind, "full") for kind in STATES), ("falcon_h1", "lora"), ("nemotron_h", "lora")],
+)
 def test_a_models_states_are_kept_where_the_tree_branches(
-    kind: str, caplog: pytest.LogCaptureFixture
+    kind: str, tuning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In one group, in several, and without sharing."""
     model = architecture(kind)
+    if tuning == "lora":
+        model = with_adapter(model, 0.05, new_adapter(model, "all", DEFAULT_OPTIONS))
     assert PolicyForward(model).path == "stateful", caplog.text
     calls = shared_calls() + branches_of_one_token()
     check(model, calls, [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])

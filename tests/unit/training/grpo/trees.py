@@ -16,6 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from babylon.policies.load import quiet_ranks
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import Values
 
@@ -55,8 +56,9 @@ def model_of(kind: str = "qwen3", *, lora: bool = False, **options: Any) -> Any:
     return with_adapter(model, 0.1) if lora else model.eval()
 
 
-def with_adapter(model: Any, std: float) -> Any:
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
+def with_adapter(model: Any, std: float, config: LoraConfig | None = None) -> Any:
+    with quiet_ranks():
+        adapted = get_peft_model(model, config or LoraConfig(r=4, target_modules="all-linear"))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:  # starts at zero, which would leave lora_A without gradient
             torch.nn.init.normal_(parameter, std=std)
