@@ -99,6 +99,14 @@ def test_a_loss_with_a_normaliser_of_its_own_refuses_another_call_weight(loss: s
     load_settings(training={"loss": loss})
 
 
+def test_vllm_refuses_adapters_that_it_does_not_serve() -> None:
+    dora = {"lora_variant": "dora"}
+    with pytest.raises(ConfigError, match=r"LORA_VARIANT=dora with ENGINE=vllm.*=rslora"):
+        load_settings(training=dora, serving={"engine": "vllm"})
+    load_settings(training=dora)
+    load_settings(training=dora | {"tuning": "full"}, serving={"engine": "vllm"})
+
+
 def write_file(home: Path, text: str) -> None:
     home.mkdir(exist_ok=True)
     (home / "babylon.toml").write_text(text)
