@@ -83,6 +83,19 @@ def load_policy(
     return model, tokenizer
 
 
+def refuse_other_inputs(model: PreTrainedModel) -> None:
+    """Check that a model takes text alone, which is all that trainer and engine can give it.
+
+    Raises:
+        ModelError: it also has parts for images or sound.
+    """
+    if model.config.get_text_config() is not model.config:
+        raise ModelError(
+            f"{type(model).__name__} has parts for images or sound, which cannot be trained: take"
+            " a model of text alone"
+        )
+
+
 @contextmanager
 def quiet_ranks() -> Iterator[None]:
     """Context without PEFT's warning that ranks of experts are ignored, which they are not.
@@ -114,6 +127,7 @@ def _full(path: str, precision: Precision = "fp32", device: str | None = None) -
         )
         options["device_map"] = device
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    refuse_other_inputs(model)
     if precision != "nf4":
         torch.nn.Module.to(model, device)
     for module in model.modules():

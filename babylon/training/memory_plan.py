@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
-from babylon.policies.load import quiet_ranks
+from babylon.policies.load import quiet_ranks, refuse_other_inputs
 from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, new_adapter, tune_only
 
@@ -131,9 +131,13 @@ def plan_memory(
         portion: tokens whose activations are in memory at once.
         recompute: activations are recomputed in the backward pass, for a third more time.
         ranks: processes with a device each. They divide the weights if all of them are tuned.
+
+    Raises:
+        ModelError: the model cannot be trained.
     """
     with torch.device("meta"):  # names and shapes without data, so that 70B models can be counted
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        refuse_other_inputs(model)
         model.requires_grad_(tuning == "full")
         if tuning == "lora":
             adapter = new_adapter(model, layers, options)
@@ -160,6 +164,7 @@ def in_portions(
     plan: MemoryPlan, config: PreTrainedConfig, *, context: int, portion: int, recompute: bool
 ) -> MemoryPlan:
     """The same update in portions of another size."""
+    config = config.get_text_config()
     depth, hidden = int(config.num_hidden_layers), int(config.hidden_size)
     wide = 10 * hidden + 3 * _active_width(config)
     kept = depth * hidden + wide if recompute else depth * wide

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedModel
 
+from babylon.core.errors import ModelError
 from babylon.policies import load
 from babylon.policies.load import load_policy
+from babylon.training.memory_plan import plan_memory
+from babylon.training.trainable import DEFAULT_OPTIONS
 from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -105,3 +108,19 @@ def test_adapters_on_a_base_in_16_bits_share_it_and_stay_in_fp32(base: Path) -> 
         assert kinds == {(torch.bfloat16, False), (torch.float32, True)}
     exact, _ = load_policy(base, frozen=True)
     assert {w.dtype for w in exact.parameters()} == {torch.float32}
+
+
+def test_a_model_that_also_sees_images_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    text = {"vocab_size": 259, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    seen = {"num_attention_heads": 1, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=sizes | text, vision_config=sizes | seen, mm_tokens_per_image=4
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused = r"Gemma3ForConditionalGeneration has parts for images.*take a model of text alone"
+    with pytest.raises(ModelError, match=refused):
+        load_policy(tmp_path)
+    with pytest.raises(ModelError, match=refused):
+        plan_memory(config, tuning="lora", layers="all", options=DEFAULT_OPTIONS, context=100)

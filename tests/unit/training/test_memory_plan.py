@@ -198,3 +198,11 @@ def test_what_fits_one_h200_beside_vllm(
     plan = json.loads(done.stdout)
     assert plan["portion_beside_engine_recomputed"] == portion
     assert plan["fits_beside_engine"] is fits
+
+
+def test_a_model_whose_text_sizes_lie_in_a_part_of_its_configuration_is_planned() -> None:
+    """transformers loads the text model of a Qwen3.5, which has eyes."""
+    config = AutoConfig.for_model("qwen3_5")
+    plan = plan_memory(config, tuning="lora", layers="all", options=BF16, context=9000)
+    text = config.get_text_config()
+    assert plan == plan_memory(text, tuning="lora", layers="all", options=BF16, context=9000)
