@@ -263,9 +263,7 @@ class TrainingSettings(Group):
     lora_alpha: float | None = _env(None, "LORA_ALPHA", gt=0)
     """Scale of a new adapter, times its rank. Unset: twice the rank."""
     lora_variant: Literal["lora", "rslora", "dora"] = _env("lora", "LORA_VARIANT")
-    """Form of a new adapter: scaled by the rank, by its root, or with magnitudes of its own. vLLM
-    does not serve `dora`.
-    """
+    """Form of a new adapter: scaled by the rank, its root, or `dora`, which vLLM does not serve."""
     base_precision: Literal["fp32", "bf16", "nf4"] = _env("fp32", "BASE_PRECISION")
     """Precision of the frozen weights below an adapter. nf4, 4 bits, needs bitsandbytes."""
     optimizer: Literal["adamw", "adamw8bit"] = _env("adamw", "OPTIMIZER")
@@ -554,26 +552,16 @@ class Settings(BaseModel):
     prefect: PrefectSettings = PrefectSettings()
 
     @model_validator(mode="after")
-    def _siblings_are_adapters(self) -> Self:
-        if self.population.size > 1 and (self.training.trainer, self.training.tuning) != (
-            "torch",
-            "lora",
-        ):
+    def _adapters_can_be_used(self) -> Self:
+        population, training, engine = self.population, self.training, self.serving.engine
+        if population.size > 1 and (training.trainer, training.tuning) != ("torch", "lora"):
             raise ValueError(
-                f"POPULATION={self.population.size} with TRAINER={self.training.trainer} and"
-                f" TUNING={self.training.tuning}: siblings are adapters of TRAINER=torch, on one"
-                " base (TUNING=lora)"
+                f"POPULATION={population.size} with TRAINER={training.trainer} and"
+                f" TUNING={training.tuning}: siblings are adapters of TRAINER=torch, on one base"
+                " (TUNING=lora)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_engine_serves_the_adapter(self) -> Self:
-        dora = self.training.tuning == "lora" and self.training.lora_variant == "dora"
-        if dora and self.serving.engine == "vllm":
-            raise ValueError(
-                "LORA_VARIANT=dora with ENGINE=vllm, which does not serve such adapters: set"
-                " LORA_VARIANT=rslora, or ENGINE=embedded"
-            )
+        if (training.tuning, training.lora_variant, engine) == ("lora", "dora", "vllm"):
+            raise ValueError("LORA_VARIANT=dora: ENGINE=vllm serves none, set LORA_VARIANT=rslora")
         return self
 
     @field_validator("home")

@@ -58,6 +58,7 @@ def ruled_out(metrics: Mapping[str, object]) -> str | None:
             " was played by policies too far from the parent; lower MAX_STALENESS, or train windows"
             " sooner after they are played"
         )
+    # Undoing returns to states that only the step after them has measured.
     moved, limit = figures.get("kl_after", 0.0), figures.get("kl_limit", math.inf)
     if moved is None or limit is None or moved > limit:
         return (

@@ -85,6 +85,11 @@ class TrainerConfig:
                 raise ValueError(f"{name} is {value}: it must not be negative")
 
     @property
+    def kl_limit(self) -> float:
+        """Divergence from the parent beyond which an iteration is undone, and an update is bad."""
+        return self.undo_factor * self.stop_kl
+
+    @property
     def normaliser(self) -> CallWeight:
         """The divisor of a train step's loss: the loss's own, else ``call_weight``."""
         return LOSSES[self.loss].call_weight or self.call_weight

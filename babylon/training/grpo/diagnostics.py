@@ -294,6 +294,20 @@ def update_norm(model: nn.Module, before: list[Tensor]) -> float:
     return float((change / weights) ** 0.5) if weights else 0.0
 
 
+def finite(after: Tensor) -> Tensor:
+    """Return the logprobs of the trained policy.
+
+    Raises:
+        FloatingPointError: they are not finite.
+    """
+    if not torch.isfinite(after).all():
+        raise FloatingPointError(
+            "logprobs of the trained policy are not finite: discard the model, and lower"
+            " LEARNING_RATE"
+        )
+    return after
+
+
 def make_report(state: TrainState, after: Tensor) -> TrainReport:
     """The report of a finished update. ``after`` ``[N]`` are the result's logprobs."""
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
@@ -338,7 +352,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         importance_p99=w_p99,
         importance_max=w_max,
         kl_after=k3_after,
-        kl_limit=window.config.undo_factor * window.config.stop_kl,
+        kl_limit=window.config.kl_limit,
         k1_after=k1_after,
         kl_behaviour=k3_behaviour,
         k1_behaviour=k1_behaviour,

@@ -22,6 +22,7 @@ from babylon.training.grpo.diagnostics import (
     TrainState,
     UpdateRecord,
     divergence,
+    finite,
     kl_of_iteration,
     make_report,
     weight_sample,
@@ -91,18 +92,15 @@ def train_on_window(
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
     refuse_missing_logprobs(window)
-    undo_kl = window.config.undo_factor * window.config.stop_kl
     state = _begin(model, optimizer, window, reference, journal, ranks)
     _iterate(state, journal, progress)
-    after = logprobs_of_tree(state.fitting, window.tree, ranks)
+    after = finite(logprobs_of_tree(state.fitting, window.tree, ranks))
     # Train steps see how far the steps before them went, and nothing has seen the last ones yet.
     again = True
-    _refuse_not_finite(after)
-    while again and divergence(state.record.proximal, after)[1] > undo_kl:
+    while again and divergence(state.record.proximal, after)[1] > window.config.kl_limit:
         if again := undo(state):
             _iterate(state, journal, progress)
-        after = logprobs_of_tree(state.fitting, window.tree, ranks)
-        _refuse_not_finite(after)
+        after = finite(logprobs_of_tree(state.fitting, window.tree, ranks))
     if not state.record.grad_norms:
         raise NothingToTrainError(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
@@ -110,14 +108,6 @@ def train_on_window(
         )
     state.fitting.remember(optimizer.param_groups)
     return make_report(state, after=after)
-
-
-def _refuse_not_finite(after: Tensor) -> None:
-    if not torch.isfinite(after).all():
-        raise FloatingPointError(
-            "logprobs of the trained policy are not finite: discard the model, and lower"
-            " LEARNING_RATE"
-        )
 
 
 def _iterate(state: TrainState, journal: Journal | None, progress: Progress | None) -> None:

@@ -139,7 +139,7 @@ def train_on_preferences(
     while True:
         _iterate(training, journal, progress)
         after = logprobs_of_tree(fitting, examples.tree, ranks)
-        if divergence(record.reference, after)[1] <= config.undo_factor * config.stop_kl:
+        if divergence(record.reference, after)[1] <= config.kl_limit:
             break
         _start_again(training)
     share, after = _within_bound(training, after)
@@ -176,7 +176,7 @@ def _iterate(training: _Training, journal: Journal | None, progress: Progress | 
     while record.iteration <= config.iterations:
         steps = examples.steps(config, record.iteration)
         for units in steps[record.step :]:
-            if _train_step(training, units) > config.undo_factor * config.stop_kl:
+            if _train_step(training, units) > config.kl_limit:
                 _start_again(training)
                 break
             done = (record.iteration - 1) * len(steps) + record.step
@@ -239,7 +239,7 @@ def _train_step(training: _Training, units: Sequence[Unit]) -> float:
     if record.losses:  # before the first step the policy is the reference
         record.theta[places] = logprobs_of_tree(training.fitting, tree, training.ranks)
     moved = divergence(record.reference[places], record.theta[places])[1]
-    if moved > training.config.undo_factor * training.config.stop_kl:
+    if moved > training.config.kl_limit:
         return moved
     loss, slopes = _loss_of_step(training, units, calls, tree)
     if not torch.isfinite(loss):
