@@ -7,7 +7,6 @@
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from transformers.utils.logging import disable_progress_bar
 from babylon.core.api_keys import engine_secret
 from babylon.core.errors import ArtifactError, ModelError, StorageError
 from babylon.core.home import Home
-from babylon.core.processes import in_background, keep_memory_small
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar
@@ -66,8 +64,7 @@ def make_app(
     async def run_scheduler(app: web.Application) -> AsyncIterator[None]:
         app[POLICIES] = Policies()
         app[SCHEDULER] = Scheduler()
-        async with in_background(keep_memory_small()):  # models contain reference cycles
-            yield
+        yield
         await app[SCHEDULER].close()
 
     # A gateway accepts bodies of MAX_BODY_BYTES and adds some fields.
@@ -207,7 +204,6 @@ def main() -> None:
     secret = engine_secret(options.home) if options.home else None
     home = Home(options.home.absolute(), options.store, options.cache_gb) if options.home else None
     app = make_app(home=home)
-    gc.freeze()  # half a million objects that live as long as the process: collections skip them
     run_engine(app, options.port, secret, shutdown_timeout_s=10, host=options.host)
 
 
