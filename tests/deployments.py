@@ -109,11 +109,17 @@ async def announced(
             await asyncio.sleep(0.01)
 
     telling = asyncio.create_task(tell())
-    while not await live_gateways(store):
-        await asyncio.sleep(0.01)
+    await until_announced(store)
     try:
         yield
     finally:
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
         await remove_gateway(store, "g1")  # as a gateway that ends
+
+
+async def until_announced(store: Store) -> None:
+    """A gateway answers its clients before Postgres knows of it."""
+    async with asyncio.timeout(20):
+        while not await live_gateways(store):
+            await asyncio.sleep(0.01)

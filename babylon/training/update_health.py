@@ -4,7 +4,6 @@ Figures have the names of ``babylon.training.grpo.train_report``. A figure that 
 report is not checked.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 
 MAX_LOGPROB_MISMATCH = 0.1  # nats a token
@@ -58,9 +57,10 @@ def ruled_out(metrics: Mapping[str, object]) -> str | None:
             " was played by policies too far from the parent; lower MAX_STALENESS, or train windows"
             " sooner after they are played"
         )
-    # Undoing returns to states that only the step after them has measured.
-    moved, limit = figures.get("kl_after", 0.0), figures.get("kl_limit", math.inf)
-    if moved is None or limit is None or moved > limit:
+    # Undoing returns to states that only the step after them has measured. W&B's trainer has no
+    # limit, and does not always report how far it moved.
+    moved, limit = figures.get("kl_after", 0.0), figures.get("kl_limit", 0.0)
+    if "kl_limit" in figures and (moved is None or limit is None or moved > limit):
         return (
             f"the update moved the policy by {figure(moved)} nats a token, allowed is"
             f" {figure(limit)}: lower LEARNING_RATE, or raise BATCH_SIZE"

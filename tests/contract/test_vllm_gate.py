@@ -38,6 +38,7 @@ from tests.contract.engines import (
     running_embedded,
     running_host,
 )
+from tests.deployments import until_announced
 from tests.integration.test_serving import openai_client, running_gateway, until_healthy
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -152,6 +153,7 @@ async def test_a_policy_is_promoted_checked_served_and_taken_back(
         openai_client(url, settings) as client,
     ):
         await until_healthy(url, timeout_s=PATIENCE_S)
+        await until_announced(store)
 
         async def served() -> set[str]:
             asked = [
@@ -205,6 +207,7 @@ async def test_recorded_prompts_are_answered_again_by_their_tokens(
     ]
     async with running_gateway(store, settings, engine.url) as url:
         await until_healthy(url, timeout_s=PATIENCE_S)
+        await until_announced(store)
         async with engine_table(store, "babylon", [0]) as table:
             assert table is not None
             found, foreign, too_long = await engine_replies(table, 0, points, draws)
