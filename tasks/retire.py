@@ -4,6 +4,7 @@ from babylon.core.settings import Settings
 from babylon.ops.prefect_env import remove_old_results
 from babylon.stages.retention import retire_checkpoints
 from babylon.stages.retire_play import retire_play
+from babylon.stages.tracking import remove_old_runs
 from babylon.store import open_store
 from babylon.tasks.stage import stage
 
@@ -15,4 +16,5 @@ async def retire(settings: Settings) -> tuple[int, ...]:
         versions = await retire_checkpoints(store, settings)
         await retire_play(store, settings.home, settings.windows)
     remove_old_results(settings.home)
+    remove_old_runs(settings.home, settings.windows.retention_days)
     return versions

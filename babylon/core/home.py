@@ -1,6 +1,8 @@
 """The home: the directory that holds everything mutable. Two homes are two independent systems."""
 
 import os
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import url2pathname
@@ -95,6 +97,16 @@ class Home:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    @property
+    def scratch(self) -> Path:
+        """Temporary files of the runs on this machine."""
+        return self.root / "tmp"
+
+    @property
+    def wandb(self) -> Path:
+        """What Weights & Biases writes: the runs of the mode ``offline``, and its caches."""
+        return self.root / "wandb"
+
 
 def make_directory(path: Path) -> None:
     """Make ``path`` and its missing parents.
@@ -110,3 +122,27 @@ def make_directory(path: Path) -> None:
             f"cannot make the directory {path} ({error.strerror}): free disk space, or set"
             " BABYLON_HOME to a writable directory"
         ) from error
+
+
+def remove_untouched(directory: Path, before: float) -> int:
+    """Delete the files below ``directory`` whose last change, of content or name, is older.
+
+    Directories that are empty and as old go too. ``before`` is in seconds since 1970. Returns the
+    number of deleted files. Sockets, links and the directory itself stay.
+    """
+    found = []
+    for place, _, names in os.walk(directory):
+        with suppress(FileNotFoundError):  # another process removes the same
+            found.append((Path(place), names, os.stat(place).st_mtime))
+    removed = 0
+    for parent, names, touched in reversed(found):
+        for path in (parent / name for name in names):
+            with suppress(FileNotFoundError):
+                # Not the time of the content: files unpacked from an archive bring an old one.
+                if stat.S_ISREG((known := path.lstat()).st_mode) and known.st_ctime < before:
+                    path.unlink()
+                    removed += 1
+        if touched < before and parent != directory:
+            with suppress(OSError):  # it is not empty
+                parent.rmdir()
+    return removed

@@ -12,13 +12,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Literal
 
 import babylon
 from babylon.core.errors import ArtifactError, StorageError
 from babylon.core.failpoints import failpoint
-from babylon.core.home import Home, make_directory
+from babylon.core.home import Home, make_directory, remove_untouched
 from babylon.core.objects import fetch
 from babylon.core.settings import ModelSettings, TrackingSettings
 from babylon.core.types import Metrics
@@ -45,7 +46,7 @@ def track_window(
     """
     if tracking.project is None or tracking.mode == "disabled":
         return False
-    make_directory(home.root / "wandb")
+    make_directory(home.wandb)
     failpoint("tracking.before")
     window = {
         "project": tracking.project,
@@ -60,7 +61,7 @@ def track_window(
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
             input=json.dumps(window),
-            env=_environment(home.root / "wandb"),
+            env=_environment(home.wandb),
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -78,6 +79,16 @@ def track_window(
         problem.splitlines()[-1] if problem else "no reason given",
     )
     return False
+
+
+def remove_old_runs(home: Home, retention_days: int) -> int:
+    """Delete W&B's files that are older, synced or not; 0 keeps all. Return their number. Blocking.
+
+    Its own cleaning, ``wandb sync --clean``, needs the network.
+    """
+    if not retention_days:
+        return 0
+    return remove_untouched(home.wandb, time.time() - retention_days * 24 * 3600)
 
 
 def _public_files(home: Home, checkpoint_uri: str) -> list[str]:

@@ -167,9 +167,14 @@ def test_up_serves_runs_a_deployment_and_goes_down_without_a_trace(system: Syste
     assert found[1]["work"] == []
     services = {service["name"]: service for service in found[1]["services"]}
 
-    system.environment["MIN_AGENTS_PER_WINDOW"] = "7"
+    system.environment |= {"MIN_AGENTS_PER_WINDOW": "7", "AWS_REGION": "elsewhere"}
     code, report = system.run("up")
-    assert (code, report["changed"]) == (1, ["MIN_AGENTS_PER_WINDOW"])
+    assert (code, report["changed"]) == (1, ["AWS_REGION", "MIN_AGENTS_PER_WINDOW"])
+    code, report = system.run("up", "--apply")
+    assert (code, report["changed"]) == (0, [])
+    assert all(service["healthy"] for service in report["services"])
+    assert _same(report, services) <= {"database"}
+    services |= {f"{service['name']} again": service for service in report["services"]}
 
     code, stopped = system.run("down")
     assert (code, set(stopped["stopped"])) == (0, SERVICES - {"database"})

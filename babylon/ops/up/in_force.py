@@ -1,6 +1,7 @@
 """The settings and the version that the services were started with, and the supervisor's problem.
 
-Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
+Services also inherit the environment, and the libraries in them read it: a change of such a
+variable is a change of the settings. Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
 """
 
 import os
@@ -16,6 +17,7 @@ from babylon.core.home import Home, make_directory
 
 Variables = Mapping[str, str]  # ``Settings.environment``
 VERSION = "the version of babylon"  # stands among the variables: services of another one are old
+_OF_LIBRARIES = ("AWS_", "CUDA_", "HF_", "OTEL_", "PREFECT_", "VLLM_", "WANDB_")
 
 
 def write_in_force(home: Home, variables: Variables) -> None:
@@ -62,7 +64,8 @@ def changed_settings(home: Home, variables: Variables) -> list[str] | None:
 
 
 def _hashes(variables: Variables) -> dict[str, str]:
-    pairs = {**variables, VERSION: babylon.__version__}.items()
+    inherited = {name: os.environ[name] for name in os.environ if name.startswith(_OF_LIBRARIES)}
+    pairs = {**inherited, **variables, VERSION: babylon.__version__}.items()
     return {name: sha256(f"{name}={value}".encode()).hexdigest() for name, value in pairs}
 
 

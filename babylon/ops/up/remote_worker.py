@@ -23,7 +23,7 @@ from babylon.core.settings import Settings
 from babylon.ops.prefect_env import prefect_api
 from babylon.ops.up.health import TIMEOUT, until_healthy
 from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
-from babylon.ops.up.services import environment, worker_service
+from babylon.ops.up.services import clear_scratch, environment, worker_service
 from babylon.ops.up.take_up import take_up_lost
 from babylon.store import open_store
 
@@ -53,6 +53,7 @@ class RemoteWorker:
         settings = self.settings
         self._require_shared()
         await asyncio.to_thread(check, settings.home)
+        await asyncio.to_thread(clear_scratch, settings.home)
         async with open_store(settings):
             pass
         api = prefect_api(settings.home, settings.prefect)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,13 +11,14 @@ from pathlib import Path
 import aiohttp
 
 import babylon
-from babylon.core.home import Home, make_directory
+from babylon.core.home import Home, make_directory, remove_untouched
 from babylon.core.processes import Service
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api, served_environment
 from babylon.serving.serve import READY_S
 
 POOLS = {"cpu": 8, "gpu": 1}  # how many runs at a time
+SCRATCH_S = 24 * 3600.0  # no run is that long
 _IMPORT_ROOT = Path(babylon.__file__).parents[1]
 
 
@@ -74,18 +76,22 @@ def services(settings: Settings) -> list[UpService]:
     ]
 
 
+def clear_scratch(home: Home) -> None:
+    """Delete what killed runs left. Call it before the workers start: theirs may be old too."""
+    remove_untouched(home.scratch, time.time() - SCRATCH_S)
+
+
 def worker_service(
     home: Home, api: PrefectApi, pool: str, name: str, environment: Mapping[str, str]
 ) -> UpService:
     """A worker of a pool. ``name`` tells it from the workers of the pool on other machines."""
     # Prefect keeps files of runs in ``/tmp/runner_storage``, and only its first user writes to it.
-    scratch = home.root / "tmp"
-    make_directory(scratch)
+    make_directory(home.scratch)
     return UpService(
         name=f"worker-{name}",
         command=prefect("worker", "start", "--pool", pool, "--name", name),
         log=home.logs / f"worker-{name}.log",
-        environment={**environment, "TMPDIR": str(scratch)},
+        environment={**environment, "TMPDIR": str(home.scratch)},
         healthy=_worker_online(api, pool, name),
         pool=pool,
     )

@@ -48,7 +48,13 @@ from babylon.ops.up.prefect_setup import (
     prefect_database,
     set_up_prefect,
 )
-from babylon.ops.up.services import UpService, environment, own_environment, services
+from babylon.ops.up.services import (
+    UpService,
+    clear_scratch,
+    environment,
+    own_environment,
+    services,
+)
 from babylon.ops.up.slots import free_unheld_slots
 from babylon.ops.up.take_up import take_up_lost
 from babylon.stages.train import ensure_champion
@@ -134,6 +140,7 @@ class Supervisor:
         else:
             await stop_all(processes, wanted)
             forget_in_force(settings.home)
+            await asyncio.to_thread(clear_scratch, settings.home)
         note_problem(settings.home, None)
         async with (
             kept_running(settings.database, settings.home),

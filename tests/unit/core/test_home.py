@@ -1,12 +1,14 @@
 """References to files: relative to the home, so that it can move."""
 
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
 
 from babylon.core.errors import StorageError
-from babylon.core.home import Home
+from babylon.core.home import Home, remove_untouched
 
 
 @pytest.fixture
@@ -47,3 +49,32 @@ def test_addresses_of_earlier_versions_are_read_and_foreign_schemes_refused(home
     assert home.resolve("file:///a%20b/x") == "/a b/x"
     with pytest.raises(StorageError, match="s3://bucket/x: only files"):
         home.resolve("s3://bucket/x")
+
+
+def test_untouched_files_and_their_directories_are_removed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = home.scratch / "runner_storage" / "killed"
+    run.mkdir(parents=True)
+    elsewhere = home.root / "elsewhere"
+    elsewhere.write_text("a model")
+    (run / "link").symlink_to(elsewhere)
+    (run / "flow.py").write_text("")
+    monkeypatch.chdir(run)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("worker.sock")
+        assert remove_untouched(home.scratch, time.time() + 60) == 1
+        assert {path.name for path in run.iterdir()} == {"link", "worker.sock"}
+    (run / "link").unlink()
+    (run / "worker.sock").unlink()
+    assert remove_untouched(home.scratch, time.time() + 60) == 0
+    assert list(home.scratch.iterdir()) == [] and elsewhere.exists()
+
+
+def test_what_was_just_unpacked_stays_whatever_its_date(home: Home) -> None:
+    home.scratch.mkdir(parents=True)
+    unpacked = home.scratch / "weights"
+    unpacked.write_text("")
+    os.utime(unpacked, (0, 0))
+    assert remove_untouched(home.scratch, time.time() - 60) == 0 and unpacked.exists()
+    assert remove_untouched(home.root / "missing", time.time()) == 0

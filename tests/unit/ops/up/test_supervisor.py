@@ -137,6 +137,24 @@ def test_services_of_another_version_are_named(
     assert changed_settings(settings.home, variables) == ["the version of babylon"]
 
 
+def test_changed_variables_of_libraries_are_named(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The services inherited them when they started, and `up` must not ignore them."""
+    variables = settings.environment()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
+    monkeypatch.delenv("PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD", raising=False)
+    write_in_force(settings.home, variables)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rotated")
+    monkeypatch.setenv("PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD", "7200")
+    monkeypatch.setenv("PWD", "/elsewhere")
+    assert changed_settings(settings.home, variables) == [
+        "AWS_SECRET_ACCESS_KEY",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD",
+    ]
+    assert "rotated" not in in_force_path(settings.home).read_text()
+
+
 def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> None:
     """It would come back without systemd, a container or a terminal behind it."""
     processes = Processes(home=settings.home.root)
