@@ -147,6 +147,7 @@ async def test_a_reader_sees_play_escaped_and_no_ground_truth_and_no_button(
     assert "&lt;script&gt;" in pages[1] and "&lt;script&gt;" in pages[3]
     assert not any("Promote" in page or "Roll back" in page for page in pages)
     assert not any(word in pages[3] for word in ("correctness", "actualOutcome", "futureOutcomes"))
+    assert "<h2>Score 0.500</h2>" in pages[3]
     forged = {**await browser.fields("/"), "route_version": "1", "policy_version": "1"}
     assert (await browser.post("/promote", forged))[0] == 403
     await revoke_key(store, key.key_id)
@@ -161,7 +162,10 @@ async def test_a_button_changes_the_route_that_it_showed_once(
     assert "Promote" not in (await browser.get("/policies"))[1]  # any program has the local key
     key = await create_key(store, "operator", scopes=["deploy"])
     await browser.sign_in(key)
-    assert REASON in (await browser.get(f"/windows/{WINDOW}"))[1]
+    _, page = await browser.get(f"/windows/{WINDOW}")
+    assert REASON in page
+    (trajectory,) = set(re.findall(r'href="(/trajectories/[^"]+)"', page))
+    assert REASON in (await browser.get(trajectory))[1]
     before = await current_route(store)
     await commit_route(
         store,
@@ -182,6 +186,12 @@ async def test_a_button_changes_the_route_that_it_showed_once(
         status, page = await browser.post("/rollback", fields)  # the second click
     assert status == 409 and "came into force meanwhile" in page
     assert await current_route(store) == now
+    fields = {**await browser.fields("/policies"), "policy_version": "2"}
+    assert (await browser.post("/promote", fields))[0] == 200
+    promoted = await current_route(store)
+    assert (promoted.policy_version, promoted.author) == (2, f"key {key.key_id}")
+    assert (await browser.post("/promote", fields))[0] == 409
+    assert await current_route(store) == promoted
 
 
 async def test_a_policy_that_waits_is_approved_by_its_button_once(
