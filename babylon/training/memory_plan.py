@@ -224,9 +224,13 @@ def _frozen_bytes(model: nn.Module, precision: str) -> list[float]:
 
 
 def _active_width(config: PreTrainedConfig) -> int:
-    """Feed-forward values that a token computes: those of its experts, in a mixture."""
-    own = getattr(config, "moe_intermediate_size", None)
-    if own is None:
-        return int(config.intermediate_size)
+    """Feed-forward values that a token computes: those of its experts, in a mixture.
+
+    Mixtral and gpt-oss call the width of one expert what a dense model calls its whole width.
+    """
+    each = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    routed = getattr(config, "num_experts_per_tok", None) or 1
     shared = getattr(config, "n_shared_experts", None) or 0
-    return int(own) * (int(config.num_experts_per_tok) + int(shared))
+    others = ("shared_expert_intermediate_size", "shared_intermediate_size")
+    beside = sum(int(getattr(config, name, None) or 0) for name in others)
+    return each * (int(routed) + int(shared)) + beside

@@ -180,10 +180,11 @@ async def parity(place: Place) -> Figures:
             checked = await check_policy(store, settings, *both, gateways)
         found = {one.name: one for one in checked.checks}
         agrees = found["agrees"]
+        if not agrees.passed:
+            raise RuntimeError(f"engine and trainer disagree: {agrees.figures}")
         return {
             "engine": settings.serving.engine,
-            "refused": checked.reason or "no",
-            "agrees": agrees.passed,
+            "refused": checked.reason or "no",  # another check: the weights are random
             **{f"gap_{name}": value for name, value in agrees.figures.items()},
         }
 
@@ -289,7 +290,8 @@ async def hour(place: Place, size: Size) -> Figures:
         prepare_inline_run(settings.home, settings.prefect)
         from babylon.flows.train_window import train_window  # Prefect reads its settings at import
 
-        plan = FleetPlan(start=HOUR, duration_min=12, agents=10, agents_per_scenario=10)
+        agents, minutes = (10, 12) if place.rehearse else (50, 60)
+        plan = FleetPlan(start=HOUR, duration_min=minutes, agents=agents, agents_per_scenario=10)
         started = time.monotonic()
         fleet = await run_fleet(store, settings, plan, "llm")
         played = time.monotonic()
@@ -303,6 +305,8 @@ async def hour(place: Place, size: Size) -> Figures:
         result = await train_window("2026-01-01T00:00", overrides)
         trained = time.monotonic()
         version = await store.pool.fetchval("SELECT max(policy_version) FROM babylon.policies")
+        if not version:
+            raise RuntimeError(f"the window trained nothing: {result.status}, {result.reason}")
         serves, _ = await champion(store)
         if serves.policy_version != version:
             request = ChangeRequest(author="gpu-day", reason="measured", force=True, drain_s=0)

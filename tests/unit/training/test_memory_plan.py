@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from babylon.cli import app
@@ -27,8 +27,25 @@ GIB = 2**30
 BF16 = TuningOptions(base_precision="bf16")
 
 
-def test_a_plan_counts_the_weights_and_comes_near_the_saved_activations() -> None:
-    model = tiny_model(0)
+MIXTURE = AutoConfig.for_model(
+    "mixtral",
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_local_experts=8,
+    num_experts_per_tok=6,
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [tiny_model(0), AutoModelForCausalLM.from_config(MIXTURE)],  # type: ignore[no-untyped-call]
+    ids=["dense", "six experts of eight"],
+)
+def test_a_plan_counts_the_weights_and_comes_near_the_saved_activations(model: Any) -> None:
     portion = 120
     plan = plan_memory(
         model.config, tuning="full", layers="all", options=BF16, context=100, portion=portion
