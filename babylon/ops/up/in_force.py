@@ -1,7 +1,8 @@
 """The settings and the version that the services were started with, and the supervisor's problem.
 
 Services also inherit the environment, and the libraries in them read it: a change of such a
-variable is a change of the settings. Only a hash of each value is kept, in a file that only the owner can read: values may be secrets.
+variable is a change of the settings. Only a hash of each value is kept, in a file that only the
+owner can read: values may be secrets.
 """
 
 import os

@@ -14,6 +14,7 @@ import pytest
 import torch
 from msgspec.structs import replace as with_changes
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from babylon.core.errors import ModelError
 from babylon.policies.load import load_policy
@@ -23,6 +24,7 @@ from babylon.training.trainable import (
     Trainable,
     TuningOptions,
     load_trainable,
+    new_adapter,
     save_checkpoint,
 )
 from babylon.training.update import update_checkpoint
@@ -122,6 +124,14 @@ def test_a_mixtures_update_trains_its_experts_and_the_next_one_continues(
 def test_dora_refuses_experts(mixture: Path) -> None:
     with pytest.raises(ModelError, match=r"LORA_VARIANT=dora has no form for experts"):
         lora(mixture, adapter="dora")
+
+
+def test_experts_of_an_unknown_form_are_not_left_out_in_silence() -> None:
+    config = AutoConfig.for_model("jetmoe", hidden_size=32, num_hidden_layers=1, vocab_size=64)
+    with torch.device("meta"):
+        jetmoe = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    with pytest.raises(ModelError, match=r"leave out .*input_linear.* \(jetmoe keeps"):
+        new_adapter(jetmoe, "all", TuningOptions())
 
 
 PRECISIONS: list[tuple[Any, float, float]] = [("bf16", 0.05, 0.99), ("nf4", 0.6, 0.6)]
