@@ -163,8 +163,12 @@ async def until_healthy(url: str, timeout_s: float = 20, status: str = "ok") -> 
             await asyncio.sleep(0.02)
 
 
-async def health(url: str) -> dict[str, Any]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+async def health(url: str, key: str = "") -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.get(f"{url}/health") as response,
+    ):
         found: dict[str, Any] = await response.json()
         return found
 
@@ -277,7 +281,7 @@ async def test_an_unloadable_policy_leaves_the_old_serving(stack: Stack, tmp_pat
     with pytest.raises(ServingError, match=r"cannot serve route 2: .*no policy loads"):
         await stack.route_to(1)
     assert (await stack.chat()).headers["x-model-version"] == "0"
-    found = await health(stack.url)
+    found = await health(stack.url, stack.client.api_key)
     assert found["status"] == "ok" and str(tmp_path) in found["reason"]
 
 
@@ -365,7 +369,7 @@ async def test_database_that_is_gone_for_a_while_stops_neither_answers_nor_their
         await until_healthy(stack.url)
         answered = {(await stack.chat()).headers["x-call-id"]}
         relay.shut()
-        while "the database" not in str((await health(stack.url))["reason"]):
+        while "the database" not in str(await health(stack.url, stack.client.api_key)):
             await asyncio.sleep(0.05)
         for number in range(6):
             response = await stack.chat(stream=number % 2 == 1, user=f"agent-{number}")

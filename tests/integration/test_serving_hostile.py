@@ -18,6 +18,7 @@ from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key
 from benchmarks.gateway.upstream import PROMPT_TOKENS, TOKENS, Upstream
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
+from tests.integration.test_serving import health
 
 BODY = {"model": "babylon", "messages": HELLO}
 
@@ -106,6 +107,18 @@ async def test_without_a_key_only_health_is_told(gateway: Canned, path: str, sta
     ):
         assert response.status == status
         assert gateway.key not in await response.text()
+
+
+async def test_only_a_reader_is_told_the_route_and_the_reason(gateway: Canned) -> None:
+    """A reason may name addresses, and an agent must not know of an experiment."""
+    reader = await create_key(gateway.store, "grafana", scopes=["read"])
+    infer = await create_key(gateway.store, "agents", scopes=["infer"])
+    async with gateway.client(str(reader)) as client:
+        await until_known(client)
+    state = {"status": "ok", "state": "serving"}
+    assert [await health(gateway.url, key) for key in ("", "wrong", str(infer))] == [state] * 3
+    told = await health(gateway.url, str(reader))
+    assert state.items() < told.items() and {"reason", "challenger", "model"} <= told.keys()
 
 
 async def test_keys_do_what_their_scopes_say_until_they_are_revoked(gateway: Canned) -> None:

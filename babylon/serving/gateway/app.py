@@ -6,7 +6,7 @@ which ``x-model-version`` names. The answer ends after its call is on the disk.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 
 import msgspec
 from fastapi import FastAPI
@@ -116,7 +116,7 @@ class Gateway:
                 proof = self._follower.proof(nonce[:_MAX_NONCE]).encode()
                 await response.whole(proof, content_type=b"text/plain")
             case "GET", "/health" | "/health/ready":
-                await self._health(response)
+                await self._health(scope, response)
             case method, path:
                 remedy = next((why for start, why in _ABSENT.items() if path.startswith(start)), "")
                 remedy = remedy or "see /v1/chat/completions"
@@ -148,20 +148,26 @@ class Gateway:
             for name in (route.targets if route else ())
         }
 
-    async def _health(self, response: Response) -> None:
+    async def _health(self, scope: Scope, response: Response) -> None:
+        """Tell the state, and to a key with the scope ``read`` also the route and the reason.
+
+        A reason may name addresses and paths, and agents must not know of an experiment.
+        """
         table, ready = self._calls.table, self._calls.table.readiness
         others = self._follower.problem or self._calls.recorder.problem
         unavailable = State.NO_POLICY if ready.state is State.NO_POLICY else "unavailable"
         route, split = table.route, table.route.split if table.route else None
-        body = {
-            "status": unavailable if ready.unavailable else "ok",
-            "state": ready.state,
+        body = {"status": unavailable if ready.unavailable else "ok", "state": ready.state}
+        more = {
             "reason": ready.reason if ready.state is not State.SERVING else others,
             "model": route.champion.name if route else None,
             "challenger": split.challenger.name if split else None,
             "share": split.share if split else None,
             "route_version": route.route_version if route else None,
         }
+        with suppress(RequestError):
+            self._calls.keys.admit(scope["headers"], "read")
+            body |= more
         status = 503 if ready.unavailable else 200
         await response.whole(msgspec.json.encode(body), status=status)
 
