@@ -18,6 +18,8 @@ from opentelemetry.trace import Status, StatusCode
 
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
+from babylon.serving.gateway.auth import Principal
+from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.telemetry import receiver
 from babylon.store import Store
 from babylon.store.api_keys import create_key
@@ -92,6 +94,34 @@ async def row_of(stack: Stack, trajectory: str) -> Any:
 def traced_agent(stack: Stack, one: Player, **options: Any) -> TracedAgent:
     headers = {"authorization": f"Bearer {one.openai.api_key}"}
     return TracedAgent(OTLPSpanExporter(f"{stack.url}/v1/traces", headers=headers, **options))
+
+
+async def test_a_key_whose_spans_wait_does_not_hold_up_other_keys(
+    stack: Stack, agent: Player, other: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, waiting = asyncio.Event(), []
+    add_spans = PlayHandler.add_spans
+
+    async def slow(handler: PlayHandler, caller: Principal, *play: Any) -> int:
+        if f"{caller.key_id}-" in agent.openai.api_key:
+            waiting.append(caller.key_id)
+            await over.wait()
+        return await add_spans(handler, caller, *play)
+
+    monkeypatch.setattr(PlayHandler, "add_spans", slow)
+    sends = []
+    for _ in range(receiver.AT_A_TIME):  # no more: they share the threads of the gateway
+        traced = traced_agent(stack, agent)
+        traced.span("chat", chat("count", "3"))
+        sends.append(asyncio.create_task(traced.send()))
+    async with asyncio.timeout(20):
+        while len(waiting) < receiver.OF_A_KEY:
+            await asyncio.sleep(0.01)
+        traced = traced_agent(stack, other)
+        traced.span("chat", chat("count", "3"))
+        await traced.send()
+    over.set()
+    await asyncio.gather(*sends)
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])

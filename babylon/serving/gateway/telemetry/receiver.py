@@ -44,7 +44,8 @@ from babylon.store.play_spans import StoredSpan, close_spans, ended_trajectories
 log = logging.getLogger(__name__)
 
 PATH = "/v1/traces"
-AT_A_TIME = 2  # requests: decoding takes the processor, and storing a connection
+AT_A_TIME = 3  # requests: decoding takes the processor, and storing a connection
+OF_A_KEY = 2  # of them: the spans of one key must not hold up those of the others
 FINISHES = 4  # at a time: each may hold a connection
 LOOK_S = 1.0
 REST_S = 600.0  # without a span, after which a trajectory is finished
@@ -59,6 +60,7 @@ class TraceReceiver:
     def __init__(self, store: Store, plays: PlayHandler, keys: KeyRing, limits: KeyLimits) -> None:
         self._store, self._plays, self._keys, self._limits = store, plays, keys, limits
         self._slots, self._finishing = asyncio.Semaphore(AT_A_TIME), asyncio.Semaphore(FINISHES)
+        self._of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
         self._ending = set[str]()  # trajectories that are being finished
 
     async def receive(self, scope: Scope, receive: Receive, response: Response) -> None:
@@ -70,7 +72,7 @@ class TraceReceiver:
             self._limits.count_request(caller)
             encoding = encoding_of(scope["headers"])
             body = await read_body(scope, receive)
-            async with self._slots:
+            async with self._of_keys[caller.key_id], self._slots:
                 answer = await self._store_spans(caller, encoding, scope["headers"], body)
             status = 200
         except RequestError as error:
