@@ -5,16 +5,26 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 
 from babylon import migrations
 from babylon.core.errors import DatabaseError
+from babylon.core.home import Home
+from babylon.core.settings import DatabaseSettings
+from babylon.ops.backup.backup import FORMAT, MANIFEST, TABLES, Manifest
+from babylon.ops.backup.files import sha256
+from babylon.ops.backup.restore import _fill, restore
+from babylon.ops.backup.tables import write_tables
 from babylon.store import migrate as migrate_module
 from babylon.store.address import parse_url
 from babylon.store.migrate import current_revision, migrate
+from tests.conftest import EmbeddedPostgres, OtherPostgres, fresh_database
 
 FIRST = "0001"
 ADD_COLUMN = """
@@ -171,3 +181,49 @@ async def test_an_index_that_was_interrupted_is_built_again(first: str, newer: N
         "SELECT indisvalid FROM pg_index WHERE indexrelid = 'babylon.calls_newest'::regclass"
     )
     await connection.close()
+
+
+async def test_the_way_back_is_the_backup_from_before_the_upgrade(
+    first: str, postgres: EmbeddedPostgres | OtherPostgres, tmp_path: Path, newer: None
+) -> None:
+    """The upgraded database is left, and the backup goes into an empty one, at its own version:
+    the first release's program reads it, and an upgrade of it loses no row either."""
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    connection = await asyncpg.connect(first)
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        tables = await write_tables(connection, backup / TABLES, with_game=False)
+    await connection.close()
+    manifest = Manifest(
+        **{"format": FORMAT, "version": "0.1.0", "revision": FIRST, "ours": True, "postgres": "16"},
+        taken_at=datetime.now(UTC),
+        tables=tables,
+        files={f"{TABLES}/{file.name}": sha256(file) for file in (backup / TABLES).iterdir()},
+    )
+    (backup / MANIFEST).write_bytes(msgspec.json.encode(asdict(manifest)))
+    address = parse_url(first)
+    await migrate(address)
+    rows = await _rows(first)
+    with pytest.raises(DatabaseError, match="is at version 9002, the backup at 0001"):
+        await restore(DatabaseSettings(url=first), Home(tmp_path / "home"), backup)
+    async for back in fresh_database(postgres, "template0"):
+        await migrate(parse_url(back), FIRST)  # by the first release's own restore
+        await _fill(parse_url(back), backup / TABLES, manifest)
+        assert await _rows(back) == rows
+    async for again in fresh_database(postgres, "template0"):
+        await restore(DatabaseSettings(url=again), Home(tmp_path / "again"), backup)
+        assert await _rows(again) == rows
+        connection = await asyncpg.connect(again)
+        assert await current_revision(connection) == "9002"
+        await connection.close()
+
+
+async def _rows(url: str) -> dict[str, int]:
+    connection = await asyncpg.connect(url)
+    counts = {
+        name: await connection.fetchval(f"SELECT count(*) FROM babylon.{name}")
+        for name in OF_THE_FIRST_RELEASE.keys() - {"gateways"}  # these are not backed up
+    }
+    await connection.close()
+    assert all(counts.values())
+    return counts
