@@ -23,6 +23,8 @@ from babylon.tasks import pool
 from tests.flows.staged import staged
 
 POOL, ROOT = "of-staged", Path(__file__).parents[2]
+# A worker that is gone for ten minutes: WORKER_AWAY_S=600 pytest -k waits_for_a_worker
+AWAY_S = float(os.environ.get("WORKER_AWAY_S", "3"))
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +96,7 @@ async def test_a_stage_waits_for_a_worker_outlives_its_killed_process_and_is_not
 ) -> None:
     mark = tmp_path / "mark"
     waiting = asyncio.create_task(parent("be killed once", str(mark)))
-    await asyncio.sleep(3)
+    await asyncio.sleep(AWAY_S)
     assert not waiting.done() and not mark.exists()  # its worker is away
     with worker(api):
         async with asyncio.timeout(300):
