@@ -215,6 +215,12 @@ async def test_list_shows_state_owner_age_counts_and_reasons(store, command):
     assert (name, state, unit, owner) == (WINDOW.id, "claimed", "d", "box:7")
     assert counts == ["15", "5", "0", "10", "0"]
     assert f"{WINDOW.id}: box:7:abc is training it now; rejected 10 no_llm_call" in text
+    lease = "UPDATE babylon.windows SET lease_until = now() + $1::int * interval '1 s'"
+    await store.pool.execute(lease, -1)
+    _, text = await command("list")
+    assert "box:7:abc died with it: it is lost until a run takes it up" in text
+    assert "is training it now" not in text
+    await store.pool.execute(lease, 60)
 
     await set_state(store, held, WindowState.FAILED, reason="loss is nan")
     _, text = await command("list", "--json")
