@@ -1,12 +1,12 @@
 """A policy's whole weights in one directory: an adapter merged into its base."""
 
-import json
 import logging
 import shutil
 import subprocess
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
 
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.load import load_policy
@@ -22,7 +22,8 @@ def write_whole(uri: str, directory: Path) -> None:
         ModelError: no policy loads from ``uri``.
     """
     model, tokenizer = load_policy(uri, device="cpu")  # the GPU may be an engine's
-    kind = _precision(adapter_base(uri) or uri)
+    # The base may be a model of the hub, whose configuration was loaded with it.
+    kind = AutoConfig.from_pretrained(adapter_base(uri) or uri).dtype
     if kind is not None:
         torch.nn.Module.to(model, kind)
     model.save_pretrained(directory)
@@ -45,13 +46,3 @@ def write_gguf(source: Path, target: Path) -> Path | None:
     lines = done.stderr.strip().splitlines()
     log.warning("no gguf: %s failed: %s", CONVERTER, lines[-1] if lines else "")
     return None
-
-
-def _precision(base: str) -> torch.dtype | None:
-    """Return the type of the base model's weights, None if its configuration names none."""
-    try:
-        config = json.loads((Path(base) / "config.json").read_text())
-    except (OSError, ValueError):
-        return None
-    found = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
-    return found if isinstance(found, torch.dtype) else None
