@@ -157,7 +157,10 @@ class Gateway:
         others = self._follower.problem or self._calls.recorder.problem
         unavailable = State.NO_POLICY if ready.state is State.NO_POLICY else "unavailable"
         route, split = table.route, table.route.split if table.route else None
-        body = {"status": unavailable if ready.unavailable else "ok", "state": ready.state}
+        body: dict[str, object] = {
+            "status": unavailable if ready.unavailable else "ok",
+            "state": ready.state,
+        }
         more = {
             "reason": ready.reason if ready.state is not State.SERVING else others,
             "model": route.champion.name if route else None,
