@@ -20,7 +20,14 @@ from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
 from babylon.policies.load import quiet_ranks, refuse_other_inputs
 from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
-from babylon.training.trainable import TransferLayers, Tuning, TuningOptions, new_adapter, tune_only
+from babylon.training.trainable import (
+    TransferLayers,
+    Tuning,
+    TuningOptions,
+    expert_targets,
+    new_adapter,
+    tune_only,
+)
 
 _NF4 = 0.5 + 4 / 64  # bytes a weight: four bits, and an fp32 scale for each block of 64
 _MOMENTS = {"adamw": 8.0, "adamw8bit": 2.0}  # bytes a tuned weight
@@ -35,6 +42,7 @@ class MemoryPlan:
     weights: int  # frozen ones in their precision, tuned ones in fp32
     gradients: int
     moments: int
+    expert_copies: int  # of a layer's experts, to which PEFT adds their adapter
     keys_and_values: int  # of a context's tokens outside the portion, and their gradients
     activations: int  # of one portion
     head: int
@@ -139,7 +147,14 @@ def plan_memory(
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         refuse_other_inputs(model)
         model.requires_grad_(tuning == "full")
+        experts = 0
         if tuning == "lora":
+            names = expert_targets(model, layers)
+            experts = sum(
+                parameter.numel()
+                for name, parameter in model.named_parameters()
+                if ".".join(name.split(".")[-3:]) in names
+            )
             adapter = new_adapter(model, layers, options)
             with quiet_ranks():
                 model = get_peft_model(model, adapter, low_cpu_mem_usage=True)
@@ -153,6 +168,7 @@ def plan_memory(
         weights=round(weights / shards + (_gathered(model) if shards > 1 else 0)),
         gradients=4 * tuned // shards,
         moments=round(_MOMENTS[options.optimizer] * tuned / shards),
+        expert_copies=(4 if precision == "fp32" else 2) * experts // _depth(config),
         keys_and_values=0,
         activations=0,
         head=_LOGITS,
@@ -164,8 +180,8 @@ def in_portions(
     plan: MemoryPlan, config: PreTrainedConfig, *, context: int, portion: int, recompute: bool
 ) -> MemoryPlan:
     """The same update in portions of another size."""
-    config = config.get_text_config()
-    depth, hidden = int(config.num_hidden_layers), int(config.hidden_size)
+    depth, config = _depth(config), config.get_text_config()
+    hidden = int(config.hidden_size)
     wide = 10 * hidden + 3 * _active_width(config)
     kept = depth * hidden + wide if recompute else depth * wide
     head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
@@ -174,7 +190,8 @@ def in_portions(
     return replace(
         plan,
         keys_and_values=beyond * depth * 2 * groups * head * (2 + 4),
-        activations=2 * portion * kept,
+        # Without recomputation, each layer keeps its copy for the backward pass.
+        activations=2 * portion * kept + (0 if recompute else (depth - 1) * plan.expert_copies),
     )
 
 
@@ -195,6 +212,10 @@ def portions_that_fit(
             portion //= 2
         found[name] = portion if portion >= SMALLEST else None
     return found
+
+
+def _depth(config: PreTrainedConfig) -> int:
+    return int(config.get_text_config().num_hidden_layers)
 
 
 def _gathered(model: nn.Module) -> float:

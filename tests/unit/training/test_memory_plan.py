@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from babylon.cli import app
+from babylon.policies.load import quiet_ranks
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.memory_plan import (
@@ -19,7 +21,7 @@ from babylon.training.memory_plan import (
     portions_that_fit,
     share_device,
 )
-from babylon.training.trainable import TuningOptions
+from babylon.training.trainable import TuningOptions, new_adapter
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.trees import call
 
@@ -68,6 +70,34 @@ def test_a_plan_counts_the_weights_and_comes_near_the_saved_activations(model: A
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         PolicyForward(model, max_tokens=portion).accumulate(tree, loss)
+
+
+def test_a_plan_counts_the_copies_that_adapted_experts_keep() -> None:
+    plan = plan_memory(
+        MIXTURE, tuning="lora", layers="all", options=TuningOptions(), context=8, portion=8
+    )
+    model: Any = AutoModelForCausalLM.from_config(MIXTURE)  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)
+    with quiet_ranks():
+        adapted = get_peft_model(model, new_adapter(model, "all", TuningOptions()))
+    own = {p.untyped_storage().data_ptr() for p in adapted.parameters()}
+    copies: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and storage.nbytes() >= 4 * 8 * 64 * 128:  # of all experts
+            copies[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        adapted(torch.arange(8)[None])
+    assert sum(copies.values()) == MIXTURE.num_hidden_layers * plan.expert_copies
+    kept, recomputed = (
+        in_portions(plan, MIXTURE, context=8, portion=8, recompute=recompute)
+        for recompute in (False, True)
+    )
+    layers_more = MIXTURE.num_hidden_layers - 1
+    assert kept.activations - recomputed.activations > layers_more * plan.expert_copies
 
 
 def test_lora_of_a_32b_model_fits_one_h200_with_recomputed_activations() -> None:
