@@ -334,15 +334,7 @@ def new_adapter(
         ModelError: DoRA, which PEFT cannot put on experts, or experts of an unknown form.
     """
     experts = sorted(expert_targets(base, layers))
-    for name, module in base.named_modules():
-        stacked = [one for one in module.parameters(recurse=False) if one.ndim == 3]
-        known = name.endswith("experts") or isinstance(module, nn.Conv1d)
-        if stacked and not known and is_selected(name, layers):
-            raise ModelError(
-                f"an adapter would leave out {name}, which looks like experts"
-                f" ({base.config.model_type} keeps them in a form of its own): set TUNING=full, or"
-                " TRANSFER_LAYERS"
-            )
+    _refuse_unknown_experts(base, layers)
     if experts and options.adapter == "dora":
         raise ModelError(f"LORA_VARIANT=dora has no form for experts ({experts[0]}): take lora")
     active = int(getattr(base.config, "num_experts_per_tok", None) or 1)
@@ -360,6 +352,18 @@ def new_adapter(
         use_rslora=options.adapter == "rslora",
         use_dora=options.adapter == "dora",
     )
+
+
+def _refuse_unknown_experts(base: PreTrainedModel, layers: TransferLayers) -> None:
+    for name, module in base.named_modules():
+        stacked = [one for one in module.parameters(recurse=False) if one.ndim == 3]
+        known = name.endswith("experts") or isinstance(module, nn.Conv1d)
+        if stacked and not known and is_selected(name, layers):
+            raise ModelError(
+                f"an adapter would leave out {name}, which looks like experts"
+                f" ({base.config.model_type} keeps them in a form of its own): set TUNING=full, or"
+                " TRANSFER_LAYERS"
+            )
 
 
 def new_optimizer(
