@@ -26,6 +26,7 @@ TIMEOUT_S = 60.0
 PAUSES_S = (0.1, 0.5, 2.0, 5.0)  # before each repetition
 _AGAIN = frozenset({429, 502, 503, 504})
 PlayObject = dict[str, object]
+Send = Callable[[Sequence[PlayObject]], list[PlayObject]]
 AsyncSend = Callable[[Sequence[PlayObject]], Awaitable[list[PlayObject]]]
 
 
@@ -145,10 +146,15 @@ class AsyncTrajectoryPlay(_Play):
 
 
 class PlayClient:
-    """Sends events to a gateway. ``endpoint`` is its address, without a path."""
+    """Sends events to a gateway, or by ``send_by`` to a store
+    (``babylon.serving.gateway.play.direct.blocking_to_store``).
 
-    def __init__(self, endpoint: str, key: str) -> None:
-        self._http = httpx.Client(**_options(endpoint, key))
+    ``endpoint`` is the gateway's address, without a path.
+    """
+
+    def __init__(self, endpoint: str = "", key: str = "", *, send_by: Send | None = None) -> None:
+        self._http = None if send_by else httpx.Client(**_options(endpoint, key))
+        self._send_by = send_by
 
     def trajectory(
         self,
@@ -168,6 +174,9 @@ class PlayClient:
             PlayRefusedError: an event was refused; the others are stored.
             httpx.HTTPError: the gateway did not answer, several times.
         """
+        if self._http is None:
+            assert self._send_by is not None
+            return _checked(self._send_by(events))
         for pause_s in (*PAUSES_S, None):
             try:
                 answer = self._http.post("/v1/events", json={"events": events})
@@ -184,7 +193,8 @@ class PlayClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        if self._http:
+            self._http.close()
 
 
 class AsyncPlayClient:

@@ -22,10 +22,10 @@ from babylon.core.windows import Window, window_at
 from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.scoring.feedback import feedback
 from babylon.scoring.scorer import Score, ScoringContext
-from babylon.serving.gateway.play.direct import to_store
+from babylon.serving.gateway.play.direct import blocking_to_store, to_store
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
-from babylon.store import Store
+from babylon.store import Store, open_store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.late import store_collected
 from babylon.store.recording_rules import set_rule
@@ -530,6 +530,21 @@ async def test_the_python_client_records_by_blocks(stack: Stack, agent: Player, 
     assert row["trajectoryId"] == play.trajectory_id and row["totalReward"] == 1.0
     steps = json.loads(row["stepsJson"])
     assert [len(one["llmCalls"]) for one in steps] == [1, 1]
+
+
+async def test_a_program_without_an_event_loop_records_to_a_store(settings: Settings) -> None:
+    def record() -> None:
+        opening = blocking_to_store(open_store(settings))
+        with opening as send, PlayClient(send_by=send) as client:
+            with client.trajectory("a", "shard", trajectory_id="t") as play:
+                assert play.step(state={"tick": 0}, reward=0.5) == 0
+            with pytest.raises(PlayRefusedError, match="is finished"):
+                play.step()
+
+    async with open_store(settings, migrate=True) as store:
+        await asyncio.to_thread(record)
+        (row,) = await store.pool.fetch("SELECT * FROM trajectories")
+    assert (row["trajectoryId"], row["totalReward"]) == ("t", 0.5)
 
 
 async def test_a_step_may_name_calls_that_sampling_left_out(
