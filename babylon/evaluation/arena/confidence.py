@@ -46,6 +46,12 @@ def paired_difference(before: ArrayLike, after: ArrayLike) -> Interval:
     return mean_interval(np.subtract(after, before))
 
 
+def paired_sequence(before: ArrayLike, after: ArrayLike, budget: int) -> Interval:
+    """Return the interval of the mean of ``after - before``, for all looks until ``budget``."""
+    values = np.subtract(np.asarray(after, float), np.asarray(before, float))
+    return _around(values, standard_errors(len(values) / budget) / math.sqrt(len(values)))
+
+
 def standard_errors(progress: float) -> float:
     """Half-width of the sequence's interval, in standard errors, at ``progress`` t / t*."""
     scaled = progress * (-2 * math.log(ALPHA) + math.log(1 - 2 * math.log(ALPHA)))  # t rho²

@@ -11,7 +11,7 @@ import numpy as np
 from babylon.core.errors import ArenaError
 from babylon.core.types import Ruling
 from babylon.evaluation.arena.betting import CERTAIN, Differences, can_reach, log_wealth, sequence
-from babylon.evaluation.arena.confidence import Interval, paired_difference
+from babylon.evaluation.arena.confidence import Interval, paired_sequence
 from babylon.evaluation.tasks.evaluator import Endpoint, Evaluator, PlayScore
 
 BATCH = 64  # worlds between two looks
@@ -114,10 +114,10 @@ def _ruled(
 ) -> tuple[Ruling, str] | None:
     """Return (ruling, reason) on the play so far; None while undecided."""
     shown = f"{evaluator.unit}: difference {told(sequence(differences, budget))}"
-    if reason := _harm(evaluator.guardrails, before, after, surely=True):
+    if reason := _harm(evaluator.guardrails, before, after, budget):
         return "reject", reason
     gain = log_wealth(differences, budget)[-1] >= CERTAIN
-    doubt = _harm(evaluator.guardrails, before, after, surely=False)
+    doubt = _harm(evaluator.guardrails, before, after)
     if gain and doubt is None:
         return "promote", f"{shown} is a gain"
     if log_wealth(differences.reversed, budget)[-1] >= CERTAIN:
@@ -133,19 +133,19 @@ def _harm(
     limits: Mapping[str, float],
     before: Sequence[PlayScore],
     after: Sequence[PlayScore],
-    *,
-    surely: bool,
+    budget: int | None = None,
 ) -> str | None:
-    """Return the harm that rose beyond its limit.
+    """Return the harm whose mean rose beyond its limit.
 
-    ``surely``: its 95 % interval for one look lies beyond the limit. The mean of few plays alone
-    would condemn a policy that does no harm.
+    With a ``budget`` of worlds, it surely did: its 95 % sequence, which holds at all looks until
+    then, lies beyond the limit. The mean of few plays alone would condemn a policy that does no
+    harm, and an interval for one look would do so at one of many.
     """
     harms = {"malformed plays": MAX_EXTRA_MALFORMED, **limits}
     for name, limit in harms.items():
         old, new = (_harms(scores, name) for scores in (before, after))
-        rise = paired_difference(old, new)
-        if not (rise.low if surely else rise.mean) <= limit:  # also if it is no number
+        rise = paired_sequence(old, new, budget or len(old))
+        if not (rise.low if budget else rise.mean) <= limit:  # also if it is no number
             return (
                 f"{name} rose from {np.mean(old):.3g} to {np.mean(new):.3g};"
                 f" the limit is {limit:g} more"

@@ -4,6 +4,7 @@ from random import Random
 
 import gymnasium
 import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -12,6 +13,7 @@ from openai import APIConnectionError, AsyncOpenAI
 from babylon.core.errors import ArenaError, ConfigError
 from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Trajectory
+from babylon.evaluation.arena.confidence import paired_sequence
 from babylon.evaluation.tasks import task_match
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
 from babylon.evaluation.tasks.recorded_prompts import PROMPTS, RecordedPrompts
@@ -204,14 +206,24 @@ def test_recorded_prompts_of_one_scenario_are_one_piece_of_evidence() -> None:
 def test_a_harm_that_is_no_number_is_a_harm() -> None:
     fair, odd = (PlayScore(value=1.0, guardrails={"refunds": share}) for share in (0.0, math.nan))
     limits = {"refunds": 0.05}
-    for surely in (True, False):
-        assert task_match._harm(limits, [fair] * 2, [fair] * 2, surely=surely) is None
-        assert "refunds" in (task_match._harm(limits, [fair] * 2, [odd] * 2, surely=surely) or "")
+    for budget in (64, None):
+        assert task_match._harm(limits, [fair] * 2, [fair] * 2, budget) is None
+        assert "refunds" in (task_match._harm(limits, [fair] * 2, [odd] * 2, budget) or "")
 
 
 def test_a_harm_is_no_reason_to_reject_until_it_is_sure() -> None:
     fair, harmful = (PlayScore(value=1.0, malformed=bad) for bad in (False, True))
     before, after = [fair] * 64, [fair] * 61 + [harmful] * 3
-    assert task_match._harm({}, before, after, surely=True) is None
-    assert "malformed" in (task_match._harm({}, before, after, surely=False) or "")
-    assert "malformed" in (task_match._harm({}, before * 16, after * 16, surely=True) or "")
+    assert task_match._harm({}, before, after, 2048) is None
+    assert "malformed" in (task_match._harm({}, before, after) or "")
+    assert "malformed" in (task_match._harm({}, before * 16, after * 16, 2048) or "")
+
+
+def test_a_harm_at_its_limit_is_rarely_called_sure_at_any_of_32_looks() -> None:
+    """An interval for one look condemns 15 % of these policies, whose refunds rise as allowed."""
+    random, condemned = np.random.default_rng(0), 0
+    for _ in range(400):
+        before, after = (random.random(2048) < share for share in (0.10, 0.15))
+        looks = (paired_sequence(before[:n], after[:n], 2048).low for n in range(64, 2049, 64))
+        condemned += max(looks) > 0.05
+    assert condemned <= 0.025 * 400
