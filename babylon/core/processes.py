@@ -311,15 +311,15 @@ class Processes:
             yield
 
     def running(self, name: str) -> ProcessRecord | None:
-        """The record of a live process. The record of a dead one is removed."""
-        path = self._path(name)
-        if not path.exists():
+        """The record of a process that lives here.
+
+        The record of another one stays: it may live in another container with the same home.
+        """
+        try:
+            record = msgspec.json.decode(self._path(name).read_bytes(), type=ProcessRecord)
+        except FileNotFoundError:
             return None
-        record = msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
-        if _process(record) is None:
-            path.unlink(missing_ok=True)
-            return None
-        return record
+        return record if _process(record) else None
 
     def started(self, pid: int) -> bool:
         """Return true if a process is on record or descends from one that is."""

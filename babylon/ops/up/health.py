@@ -11,7 +11,15 @@ from babylon.core.processes import Processes
 from babylon.ops.up.services import UpService
 
 TIMEOUT = aiohttp.ClientTimeout(total=5)
+# Prefect's server closes a connection that was idle for 5 s. A request sent in that moment fails.
+_IDLE_S = 2.0
 _POLL_S = 0.5
+
+
+def long_session() -> aiohttp.ClientSession:
+    """A session for requests to Prefect and the services for as long as this process lives."""
+    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_S)
+    return aiohttp.ClientSession(timeout=TIMEOUT, connector=connector)
 
 
 async def until_healthy(

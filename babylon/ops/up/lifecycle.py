@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ import psutil
 
 from babylon.core.errors import BabylonError, ServingError
 from babylon.core.home import Home
-from babylon.core.processes import Processes
+from babylon.core.processes import Processes, ProcessRecord
 from babylon.core.settings import DatabaseSettings, Settings
 from babylon.ops.up.health import TIMEOUT, is_healthy
 from babylon.ops.up.in_force import (
@@ -112,11 +113,23 @@ def _require_detached(processes: Processes) -> None:
         ServingError: systemd, a container or a terminal runs it.
     """
     record = processes.running(NAME)
-    if record and DETACHED not in psutil.Process(record.pid).environ():
+    if record and not _is_detached(record):
         raise ServingError(
             f"the supervisor, process {record.pid}, was started with `up --foreground`: change its"
             " settings and restart it where it runs (`systemctl restart babylon`)"
         )
+
+
+def _is_detached(supervisor: ProcessRecord) -> bool:
+    return DETACHED in psutil.Process(supervisor.pid).environ()
+
+
+def _output(home: Home, supervisor: ProcessRecord | None) -> str:
+    """Where the supervisor writes to: its log, or what systemd, a container or a terminal keeps."""
+    with suppress(psutil.Error):  # it may end meanwhile, or be another user's
+        if supervisor and not _is_detached(supervisor):
+            return "`up --foreground`: its output is in the journal, or where it runs"
+    return str(home.logs / f"{NAME}.log")
 
 
 async def _start(
@@ -197,7 +210,7 @@ async def status(
         running=running is not None,
         healthy=running is not None and problem is None,
         pid=running.pid if running else None,
-        detail=problem or str(home.logs / f"{NAME}.log"),
+        detail=problem or _output(home, running),
     )
     serving = any(one.running for one in found)
     return [await _database(database, home, serving), keeper, *found]

@@ -14,14 +14,12 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 
-import aiohttp
-
 from babylon.core.errors import ConfigError
 from babylon.core.objects import check
 from babylon.core.processes import Processes, in_background, keep_logs_small, supervised
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import prefect_api
-from babylon.ops.up.health import TIMEOUT, until_healthy
+from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
 from babylon.ops.up.services import clear_scratch, environment, worker_service
 from babylon.ops.up.take_up import take_up_lost
@@ -61,7 +59,7 @@ class RemoteWorker:
         processes, stop = Processes(home=settings.home.root), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        async with AsyncExitStack() as stack, aiohttp.ClientSession(timeout=TIMEOUT) as http:
+        async with long_session() as http, AsyncExitStack() as stack:
             await create_pools(http, api)
             # A GPU's machine is started often, and the commands of Prefect take half a minute.
             if self.pool == "cpu":

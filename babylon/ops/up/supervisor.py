@@ -33,7 +33,7 @@ from babylon.core.processes import (
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
-from babylon.ops.up.health import TIMEOUT, until_healthy
+from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.in_force import (
     changed_settings,
     forget_in_force,
@@ -144,9 +144,10 @@ class Supervisor:
         note_problem(settings.home, None)
         async with (
             kept_running(settings.database, settings.home),
+            long_session() as http,  # it closes after all that use it have ended
             AsyncExitStack() as stack,
-            aiohttp.ClientSession(timeout=TIMEOUT) as http,
         ):
+            log.info("database and base model: made at the first start, which takes minutes")
             ours = await self._prepare()
             await stack.enter_async_context(in_background(keep_memory_small()))
 

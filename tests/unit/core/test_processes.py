@@ -257,3 +257,13 @@ def test_the_memory_behind_cycles_goes_back_to_the_system() -> None:
     command = [sys.executable, "-c", GARBAGE]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) > 50
+
+
+def test_the_record_of_a_process_that_is_not_here_stays(tmp_path: Path) -> None:
+    """A command in another container with the same home sees none of the processes."""
+    processes = Processes(home=tmp_path)
+    processes.record("one", os.getpid())
+    path = tmp_path / "run" / "one.json"
+    path.write_text(path.read_text().replace(f":{os.getpid()},", f":{2**22 + 1},"))
+    assert processes.running("one") is None and path.exists()
+    assert not processes.stop("one")

@@ -171,6 +171,27 @@ def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> Non
     assert processes.stop(NAME)
 
 
+async def test_status_says_where_its_output_is(settings: Settings) -> None:
+    """One under systemd has no log of its own."""
+    processes, log = Processes(home=settings.home.root), settings.home.logs / "first.log"
+
+    async def detail() -> str:
+        return (await lifecycle.status(settings.home, settings.database, []))[1].detail
+
+    record = processes.start(Service(name=NAME, command=SLEEP, log=log))
+    while not psutil.Process(record.pid).environ():  # the kernel fills it after the exec
+        time.sleep(0.01)
+    assert "journal" in await detail()
+    assert processes.stop(NAME)
+    assert await detail() == str(settings.home.logs / "supervisor.log")
+    ours = Supervisor(settings).guard().environment
+    record = processes.start(Service(name=NAME, command=SLEEP, log=log, environment=ours))
+    while not psutil.Process(record.pid).environ():
+        time.sleep(0.01)
+    assert await detail() == str(settings.home.logs / "supervisor.log")
+    assert processes.stop(NAME)
+
+
 async def test_a_second_one_of_the_same_home_is_refused(settings: Settings) -> None:
     processes = Processes(home=settings.home.root)
     first = Service(name=NAME, command=SLEEP, log=settings.home.logs / "first.log")
@@ -264,6 +285,8 @@ async def test_after_a_reboot_a_start_that_fails_is_reported(
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = Path(__file__).parents[4] / "deploy" / "systemd" / "babylon.service"
+    # Otherwise systemd ends all services when the supervisor, or one of them, is killed.
+    assert {"KillMode=process", "OOMPolicy=continue"} <= set(unit.read_text().splitlines())
     text = unit.read_text().replace("/opt/babylon/.venv/bin/babylon", sys.executable)
     assert sys.executable in text
     (tmp_path / unit.name).write_text(text)
