@@ -45,10 +45,7 @@ def up(
         report = asyncio.run(up(settings, making_model, apply=apply, say=stderr.print))
     # Settings are not applied unasked: a restart breaks off the calls that run.
     if report.changed:
-        stderr.print(
-            f"changed and not in force: {', '.join(report.changed)};"
-            " `babylon up --apply` restarts the services with them"
-        )
+        stderr.print(f"changed and not in force: {', '.join(report.changed)}; {report.remedy}")
     if not json:
         key = local_key_path(settings.home.root)
         print(f"agents call {settings.serving.endpoint}/v1 with the key in {key}")

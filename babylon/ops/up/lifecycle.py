@@ -31,6 +31,8 @@ from babylon.store.server import database_url
 from babylon.store.windows import windows_in_work
 from babylon.training.backends.train_input import Progress
 
+_APPLY = "`babylon up --apply` restarts the services with them"
+_RESTART = "change its settings and restart it where it runs (`systemctl restart babylon`)"
 _POLL_S = 0.2
 STOP_S = 90.0  # all services, one after the other
 
@@ -49,10 +51,14 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpReport:
-    """Result of ``up``. ``changed``: variables whose new values are not in force."""
+    """Result of ``up``.
+
+    ``changed``: variables whose new values are not in force; ``remedy`` puts them in force.
+    """
 
     services: list[ServiceStatus]
     changed: tuple[str, ...] = ()
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +107,11 @@ async def up(
         if not running:
             await _start(keeper, processes, wanted, progress, say)
     wanted = services(settings)  # anew: the first start made the password of Prefect's server
+    detached = _is_detached(record) if (record := processes.running(NAME)) else True
     return UpReport(
-        services=await status(settings.home, settings.database, wanted), changed=tuple(changed)
+        services=await status(settings.home, settings.database, wanted),
+        changed=tuple(changed),
+        remedy=_APPLY if detached else _RESTART,
     )
 
 
@@ -115,8 +124,7 @@ def _require_detached(processes: Processes) -> None:
     record = processes.running(NAME)
     if record and not _is_detached(record):
         raise ServingError(
-            f"the supervisor, process {record.pid}, was started with `up --foreground`: change its"
-            " settings and restart it where it runs (`systemctl restart babylon`)"
+            f"the supervisor, process {record.pid}, was started with `up --foreground`: {_RESTART}"
         )
 
 
