@@ -560,7 +560,8 @@ async def test_a_step_may_name_calls_that_sampling_left_out(
         async with client.trajectory("sampled", "shard", at=at(0)) as sampled:
             # Each call is sampled by itself, because it names no trajectory and begins a session.
             while min(map(len, told.values())) < 2 or sampled.next_step < 5:
-                answer = await agent.chat(headers=headers)
+                # With these seeds no reply is empty.
+                answer = await agent.chat(headers=headers, seed=sampled.next_step % 5)
                 call_id = answer.parse().id
                 assert answer.headers["x-call-id"] == call_id
                 told[call_id.startswith("unrecorded-")].append(call_id)
