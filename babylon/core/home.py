@@ -104,7 +104,7 @@ class Home:
 
     @property
     def wandb(self) -> Path:
-        """What Weights & Biases writes: the runs of the mode ``offline``, and its caches."""
+        """Files of Weights & Biases: the runs of the mode ``offline``, and its caches."""
         return self.root / "wandb"
 
 

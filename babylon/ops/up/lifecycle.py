@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -129,14 +128,16 @@ def _require_detached(processes: Processes) -> None:
 
 
 def _is_detached(supervisor: ProcessRecord) -> bool:
-    return DETACHED in psutil.Process(supervisor.pid).environ()
+    try:
+        return DETACHED in psutil.Process(supervisor.pid).environ()
+    except psutil.Error:  # it may end meanwhile, or be another user's
+        return True
 
 
 def _output(home: Home, supervisor: ProcessRecord | None) -> str:
-    """Where the supervisor writes to: its log, or what systemd, a container or a terminal keeps."""
-    with suppress(psutil.Error):  # it may end meanwhile, or be another user's
-        if supervisor and not _is_detached(supervisor):
-            return "`up --foreground`: its output is in the journal, or where it runs"
+    """The place of the supervisor's output: its log, or the journal, a container or a terminal."""
+    if supervisor and not _is_detached(supervisor):
+        return "`up --foreground`: its output is in the journal, or where it runs"
     return str(home.logs / f"{NAME}.log")
 
 
