@@ -159,6 +159,9 @@ def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) 
             # In memory, a slot that was held when the server died would never be free again, and
             # every later stage with a model would wait for it.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASE_STORAGE,
+            # Each connection keeps the last hundred statements prepared, those that write many
+            # rows too. After an hour, Prefect's default, they are megabytes.
+            "PREFECT_SERVER_DATABASE_SQLALCHEMY_POOL_RECYCLE": "600",
         }
     )
     # Without a password, every user of the machine could run code as this one.
