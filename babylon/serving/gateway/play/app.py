@@ -147,8 +147,9 @@ def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
                 limits.count_request(request.state.caller)
                 if request.method == "POST":
                     request._body = body = await read_body(request.scope, request.receive)
-                    # A large body takes a second, in which other calls must be answered.
-                    await asyncio.to_thread(_check_json, body)
+                    # A large body takes a second, in which other calls must be answered. FastAPI
+                    # does not decode it again.
+                    request._json = await asyncio.to_thread(_decoded, body)
                     # FastAPI hands on bytes when the content type is not JSON's.
                     request.scope["headers"] = [
                         *(one for one in request.scope["headers"] if one[0] != b"content-type"),
@@ -161,11 +162,11 @@ def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
     return KeyedRoute
 
 
-def _check_json(body: bytes) -> None:
+def _decoded(body: bytes) -> object:
     try:
-        msgspec.json.decode(body)
+        events = msgspec.json.decode(body)
         if not is_deep(body.decode()):
-            return
+            return events
         problem = "nested too deep"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         problem = str(error)
