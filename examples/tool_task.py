@@ -1,7 +1,7 @@
 """A task with a tool, recorded over HTTP only: asked for a price, the agent should call ``price``.
 
 ``python examples/tool_task.py`` plays 60 tasks with the policy that serves. After the window's end,
-``babylon train --scorer feedback`` trains on them.
+``babylon train --scorer feedback --min-actions 1`` trains on them: a task is one step.
 """
 
 import argparse

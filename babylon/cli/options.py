@@ -99,7 +99,7 @@ Scorer = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="heuristic, ruler, art-ruler or package.module:function.",
+        help="heuristic, feedback, ruler, art-ruler or package.module:function.",
     ),
 ]
 Trainer = Annotated[

@@ -56,7 +56,7 @@ class WindowSettings(Group):
     minutes: int = _env(60, "WINDOW_MINUTES")
     """Length of a window in minutes. `WINDOW_DURATION_HOURS` in the environment wins over it."""
     min_agents: int = _env(3, "MIN_AGENTS_PER_WINDOW", ge=2)
-    """Number of eligible agents without which a window is not trained."""
+    """Smallest number of eligible agents with which a window is trained."""
     lookback_hours: int = _env(168, "LOOKBACK_HOURS", ge=1, le=MAX_HOURS)
     """Hours from now back to the oldest window that is searched for work."""
     frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", ge=1)
@@ -132,9 +132,9 @@ class JudgeSettings(Group):
     context_tokens: int = _env(128_000, "JUDGE_CONTEXT_TOKENS", ge=1000)
     """Context length of the judge's model in tokens."""
     passes: float = _env(5.0, "JUDGE_PASSES", ge=1, le=20)
-    """Maximum of the mean number of times that the judge reads a trajectory."""
+    """How often the judge reads a trajectory at most, on average over a window."""
     evidence: float = _env(20.0, "JUDGE_EVIDENCE", ge=0)
-    """Evidence at which a judge counts as better than chance, so that its scores train. 0: none."""
+    """Evidence (an e-value) that a judge needs before its scores train. 0: no proof is asked."""
     concurrency: int = _env(8, "JUDGE_CONCURRENCY", ge=1, le=256)
     """Number of requests that are sent to the judge at a time."""
     timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", gt=0)
@@ -207,8 +207,8 @@ class TrainingSettings(Group):
     call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = _env(
         "trajectory", "CALL_WEIGHT"
     )
-    """Unit that has the same mass in a train step. Losses with a normaliser of their own take only
-    the default.
+    """What has equal weight in a train step: each trajectory, token or call. Losses with a
+    normaliser of their own take only the default.
     """
     learning_rate: float | None = _env(None, "LEARNING_RATE", gt=0)
     """Learning rate of AdamW. Unset: it starts with a rate for the model's size, and adapts until
@@ -257,7 +257,7 @@ class TrainingSettings(Group):
     clip_high: float = _env(1.28, "CLIP_HIGH", ge=1)
     """Ratio of policies above which a good token is not pushed further."""
     grad_clip: float = _env(1.0, "GRAD_CLIP", gt=0)
-    """Norm of a train step's gradient above which it is scaled down to it."""
+    """Largest norm of a train step's gradient; a larger gradient is scaled down to it."""
     lora_rank: int = _env(16, "LORA_RANK", ge=1)
     """Rank of a new adapter. vLLM takes more than 16 with `--max-lora-rank` in `VLLM_ARGS`."""
     lora_alpha: float | None = _env(None, "LORA_ALPHA", gt=0)
@@ -354,7 +354,7 @@ class ServingSettings(Group):
     )
     """Address of an OTLP/HTTP collector, which gets a span of each call. Unset: no spans."""
     otlp_content: bool = _env(False, "OTLP_CONTENT")
-    """The spans of calls hold messages, answers and tools, as they may be recorded."""
+    """Spans of calls also hold messages, answers and tools, after the recording rules."""
 
     @field_validator("endpoint")
     @classmethod
@@ -438,7 +438,7 @@ class ExperimentSettings(Group):
     max_hours: float = _env(168.0, "AB_MAX_HOURS", gt=0, le=MAX_HOURS)
     """Hours after which an undecided experiment ends with the champion."""
     tolerated_loss_usd: float = _env(0.0, "AB_TOLERATED_LOSS_USD", ge=0)
-    """US dollars a play that a challenger may surely lose without being rolled back."""
+    """US dollars a play. A challenger that surely loses more than this is rolled back."""
 
     @model_validator(mode="after")
     def _can_be_decided_before_it_ends(self) -> Self:

@@ -80,7 +80,7 @@ class StepAction(PlayModel):
 
 
 class StepEvent(PlayModel):
-    """Adds a step to a trajectory. Numbers may have gaps and arrive in any order."""
+    """Adds a step to a trajectory. Steps may arrive in any order; the finish refuses a gap."""
 
     type: Literal["step"]
     trajectory_id: Id
