@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from babylon.core.llm_calls import Message
@@ -94,8 +95,11 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     elif call.tools or call.tool_calls or not all(map(_is_plain, call.messages)):
         return "untrainable"  # only the engine knows how it wrote tools and parts as tokens
     else:
-        prompt, completion = _retokenize(tokenizer, call)
-    if not completion:
+        try:
+            prompt, completion = _retokenize(tokenizer, call)
+        except TemplateError:  # a role or an order of messages that this model does not know
+            return "untrainable"
+    if not prompt or not completion:
         return "empty"
     if len(prompt) + len(completion) > context:
         return "too_long"

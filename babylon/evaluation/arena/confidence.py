@@ -61,5 +61,5 @@ def standard_errors(progress: float) -> float:
 def _around(values: NDArray[np.float64], width: float) -> Interval:
     """Return the interval of half-width ``width`` (in standard deviations) around the mean."""
     mean = float(values.mean())
-    half = width * float(values.std(ddof=1))
+    half = width * float(values.std(ddof=1)) if len(values) > 1 else math.inf  # one tells nothing
     return Interval(mean, mean - half, mean + half)

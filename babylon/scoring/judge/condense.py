@@ -168,7 +168,7 @@ def shown_lines(judged: JudgedTrajectory) -> list[Line]:
     lines: dict[str, int] = {}
     calls = _calls_by_step(judged)
     for index, step in enumerate(judged.steps):
-        number = _number(step, index)
+        number = step_number(step, index)
         for line in _lines_of_step(step, calls.get(number, ())):
             lines.setdefault(line, number)
     return [(number, line) for line, number in lines.items()]
@@ -322,7 +322,7 @@ def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepT
     calls = _calls_by_step(judged)
     texts = []
     for index, step in enumerate(judged.steps):
-        own = calls.get(_number(step, index), ())
+        own = calls.get(step_number(step, index), ())
         new = [line for line in _lines_of_step(step, own) if line not in seen]
         seen.update(new)
         texts.append(_step_text(step, index, tuple(dict.fromkeys(new)), own))
@@ -354,7 +354,7 @@ def _step_text(
     pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
     gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
-        number=_number(step, index),
+        number=step_number(step, index),
         saw=saw,
         said=tuple(dict.fromkeys([*(f"called {text}" for text in asked), *words])),
         did=f"{name} {parameters}".strip(),
@@ -364,7 +364,8 @@ def _step_text(
     )
 
 
-def _number(step: RecordedStep, index: int) -> int:
+def step_number(step: RecordedStep, index: int) -> int:
+    """Return the game's number of a step. Numbers may begin at 1, and have gaps."""
     number = step.get("stepNumber")
     return number if isinstance(number, int) else index
 

@@ -16,6 +16,7 @@ from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Call
 from babylon.core.types import Scored
 from babylon.scoring.judge.budget import Budget, BudgetLimits
+from babylon.scoring.judge.condense import step_number
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
@@ -95,12 +96,12 @@ async def judge_replies(
 
 def as_play(judged: JudgedTrajectory, point: Point, number: int, reply: str) -> JudgedTrajectory:
     """Return the play up to a decision, with this reply as its last step and nothing after it."""
-    step = point.call.step
-    before = [one for one in judged.trajectory.calls if one.step < step]
-    last = {name: judged.steps[step][name] for name in _SEEN if name in judged.steps[step]}
-    asked = [
-        one for one in judged.steps[step].get("llmCalls", ()) if one.get("purpose") == "action"
-    ]
+    number_of = [step_number(one, index) for index, one in enumerate(judged.steps)]
+    place = number_of.index(point.call.step)
+    decision = judged.steps[place]
+    before = [one for one in judged.trajectory.calls if one.step < point.call.step]
+    last = {name: decision[name] for name in _SEEN if name in decision}
+    asked = [one for one in decision.get("llmCalls", ()) if one.get("purpose") == "action"]
     last["llmCalls"] = [{**one, "response": reply, "reasoning": None} for one in asked[-1:]]
     words = {"actionType": "REPLY", "parameters": {"reply": reply}, "success": True}
     return JudgedTrajectory(
@@ -113,11 +114,11 @@ def as_play(judged: JudgedTrajectory, point: Point, number: int, reply: str) -> 
             wins=0,
             trades=0,
             actions=1,
-            steps=step + 1,
+            steps=place + 1,
             calls=(*before, replace(point.call, response=reply)),
             payoffs=(),
         ),
-        steps=(*judged.steps[:step], {**last, "action": words}),
+        steps=(*judged.steps[:place], {**last, "action": words}),
         knowledge=judged.knowledge,
     )
 

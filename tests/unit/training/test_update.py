@@ -254,6 +254,18 @@ def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason:
     assert excluded == dict.fromkeys(excluded, 0) | {reason: 1}
 
 
+def test_a_call_that_the_chat_template_refuses_costs_only_itself() -> None:
+    tokenizer = tiny_tokenizer()
+    refusal = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    plain = call("buy", messages=MESSAGES[1:])
+    row = with_changes(rows()[0], calls=(plain, call("hold")))
+    [trained], excluded = scored_trajectories(tokenizer, [row], 512)
+    assert len(trained.calls) == 1 and excluded.untrainable == 1
+
+
 def logged(parent: Path, version: int, *, logprobs: bool) -> list[TrainingRow]:
     """Two calls that the policy at ``parent`` made, with its logprobs or without."""
     model, tokenizer = load_policy(parent)

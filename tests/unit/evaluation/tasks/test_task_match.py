@@ -219,6 +219,10 @@ def test_a_harm_is_no_reason_to_reject_until_it_is_sure() -> None:
     assert "malformed" in (task_match._harm({}, before * 16, after * 16, 2048) or "")
 
 
+def test_one_world_shows_no_harm_surely() -> None:
+    assert task_match._harm({}, [PlayScore(value=0.0)], [PlayScore(value=1.0)], 64) is None
+
+
 def test_a_harm_at_its_limit_is_rarely_called_sure_at_any_of_32_looks() -> None:
     """An interval for one look condemns 15 % of these policies, whose refunds rise as allowed."""
     random, condemned = np.random.default_rng(0), 0

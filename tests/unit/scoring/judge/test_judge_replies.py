@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import pytest
+
 from babylon.core.trajectories import Call
 from babylon.scoring.judge.condense import condense
 from babylon.scoring.judge.judge_replies import as_play
@@ -14,20 +16,25 @@ class Decision:
     call: Call
 
 
-def test_a_reply_takes_the_place_of_what_was_said_and_of_all_that_came_of_it() -> None:
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (1, 2, 3), (0, 5, 9)])  # as games count
+def test_a_reply_takes_the_place_of_what_was_said_and_of_all_that_came_of_it(
+    numbers: tuple[int, int, int],
+) -> None:
     play = judged(
         "one",
         75.0,
         (
-            step(0, said="Early words", prompt="m1 at 0.40"),
-            step(1, said="RECORDED", prompt="m1 at 0.50", action="BUY", result={"pnl": 75.0}),
-            step(2, said="LATER", prompt="m1 at 0.90"),
+            step(numbers[0], said="Early words", prompt="m1 at 0.40"),
+            step(
+                numbers[1], said="RECORDED", prompt="m1 at 0.50", action="BUY", result={"pnl": 75.0}
+            ),
+            step(numbers[2], said="LATER", prompt="m1 at 0.90"),
         ),
     )
-    point = Decision("t-one", Call(step=1, messages=(), response="RECORDED"))
+    point = Decision("t-one", Call(step=numbers[1], messages=(), response="RECORDED"))
     shown = as_play(play, point, 3, "My own idea")
     text = condense(shown, (), 2000)
     assert "My own idea" in text and "m1 at 0.50" in text and "Early words" in text
     assert not any(word in text for word in ("RECORDED", "LATER", "0.90", "75"))
-    assert shown.trajectory.trajectory_id == "t-one#1.3"
-    assert shown.trajectory.scenario_id == "t-one#1"
+    assert shown.trajectory.trajectory_id == f"t-one#{numbers[1]}.3"
+    assert shown.trajectory.scenario_id == f"t-one#{numbers[1]}"
