@@ -25,8 +25,8 @@ async def read_scores(store: Store, window_id: str) -> dict[str, ScoreColumns]:
     judges = {row["name"]: row for row in await store.pool.fetch(_JUDGES, window_id)}
     columns = {}
     for row in await store.pool.fetch(_SCORES, window_id):
-        # A window may be judged in part and then scored by the heuristic, which gives no reasons.
-        judge = judges.get(row["trajectory_id"]) if row["reasons"] else None
+        # A window may be judged in part and then scored by the heuristic, which has no intervals.
+        judge = judges.get(row["trajectory_id"]) if row["low"] is not None else None
         columns[row["trajectory_id"]] = {
             "scorer": row["scorer"],
             "judge_model": judge and judge["judge"],

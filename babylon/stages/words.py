@@ -15,6 +15,7 @@ from babylon.core.llm_calls import tool_call_texts
 from babylon.core.preferences import DecisionWords
 from babylon.core.trajectories import Call, Payoff, TrainingRow, Trajectory, read_trajectories
 from babylon.core.types import Scored
+from babylon.scoring.rewards.heuristic import FALLBACK
 from babylon.store.connection import Store
 from babylon.store.feedback import known_feedback
 from babylon.store.scores import window_scores
@@ -33,7 +34,7 @@ async def words_for(
     window_id, names = scored.claim.window_id, [row.trajectory_id for row in rows]
     said: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
     for one in await window_scores(store, window_id):
-        said[one.trajectory_id, None] += one.reasons
+        said[one.trajectory_id, None] += [r for r in one.reasons if not r.startswith(FALLBACK)]
     for given in await known_feedback(store, window_id, names):
         if text := given.comment or given.label:
             said[given.trajectory_id, given.step].append(text)

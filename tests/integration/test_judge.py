@@ -17,6 +17,7 @@ from babylon.core.errors import ConfigError, ScoringError, WindowNotReadyError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.core.windows import Clock, WindowState
+from babylon.dataset.scores import read_scores
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
 from babylon.scoring.judge.reported_validity import read_validity
 from babylon.scoring.judge.validity import UnprovenJudgeError
@@ -331,9 +332,14 @@ async def test_when_money_runs_short_the_cheaper_judge_takes_over(store, setting
 
 async def test_without_budget_the_heuristic_scores_and_says_so(store, settings, thinned):
     async with judge_for(settings) as (judge, asked):
+        await score_window(store, asked, thinned)
+        bought = judge.requests
+        await store.pool.execute("DELETE FROM babylon.judgments WHERE judgment_id % 4 = 0")
         asked = asked.replace(judge={"window_tokens": 10})
         scored = await score_window(store, asked, thinned)
-    assert judge.requests == 0
+    assert judge.requests == bought and await judgments(store)
+    columns = await read_scores(store, WINDOW.id)
+    assert {row["judge_model"] for row in columns.values()} == {None}  # it judged in part
     assert scored.metrics["level"] == "heuristic"
     (first, *_) = await list_scores(store, WINDOW.id)
     assert "scored by the heuristic: the judge's budget of the window" in first.reasons[0]

@@ -28,6 +28,7 @@ from babylon.game.market.scenario import STARTER
 from babylon.policies.checkpoint_files import context_of
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
+from babylon.scoring.rewards.heuristic import FALLBACK
 from babylon.stages.train import train_window
 from babylon.stages.words import words_for
 from babylon.store import Store
@@ -244,10 +245,9 @@ async def test_a_window_of_ties_teaches_by_words_that_no_row_holds(
     )
     scored = await tied_window(store, settings, tmp_path / "reading")
     rows = training_rows(settings.home, scored.artifact)
+    said = ("TOO-TIMID", f"{FALLBACK}the budget is spent")
     reasons = [
-        StoredScore(
-            trajectory_id=row.trajectory_id, scorer="ruler", score=0.5, reasons=("TOO-TIMID",)
-        )
+        StoredScore(trajectory_id=row.trajectory_id, scorer="ruler", score=0.5, reasons=said)
         for row in rows
     ]
     await replace_scores(store, scored.claim, reasons)
@@ -258,11 +258,11 @@ async def test_a_window_of_ties_teaches_by_words_that_no_row_holds(
 
     words = await words_for(store, settings.home, scored, rows, "grpo+sdpo")
     assert len(words) == sum(len(row.calls) for row in rows)
-    assert all("TOO-TIMID" in one.text for one in words)
+    assert all("TOO-TIMID" in one.text and "budget" not in one.text for one in words)
     assert all(("$+12.50" in one.text) == (one.call == 0) for one in words)
     assert await words_for(store, settings.home, scored, rows, "grpo+dpo") == []
-    said = msgspec.json.encode(rows).decode()
-    assert not any(secret in said for secret in ("TOO-TIMID", "12.5", "RESOLVES-YES"))
+    learnt = msgspec.json.encode(rows).decode()
+    assert not any(secret in learnt for secret in ("TOO-TIMID", "12.5", "RESOLVES-YES"))
 
 
 def _stopped(name: str, *_: object) -> object:

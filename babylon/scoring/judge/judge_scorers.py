@@ -49,7 +49,7 @@ from babylon.scoring.judge.validity import (
     log_evidence,
     most_evidence,
 )
-from babylon.scoring.rewards.heuristic import heuristic
+from babylon.scoring.rewards.heuristic import FALLBACK, heuristic
 from babylon.scoring.scorer import Score, ScoringContext
 from babylon.store import Store
 from babylon.store.judge_validity import (
@@ -334,7 +334,7 @@ async def _by_heuristic(
     if equal or not context.settings.judge.heuristic_fallback:
         raise spent
     await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)
-    return [replace(score, reasons=(f"scored by the heuristic: {spent}",)) for score in scores]
+    return [replace(score, reasons=(f"{FALLBACK}{spent}",)) for score in scores]
 
 
 async def _report(context: ScoringContext, level: Level, *, model: str, reliability: float) -> None:
