@@ -99,7 +99,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("score_low", pa.float64(), "Lower end of the score's interval, if it has one."),
         ("score_high", pa.float64(), "Upper end of the score's interval."),
         ("score_components_json", pa.string(), "Parts of the score, by name."),
-        ("score_reasons", TEXTS, "The judge's reasons."),
+        ("score_reasons", TEXTS, "Ground truth: the judge's reasons, which may tell outcomes."),
         ("steps", pa.list_(STEP), "Actions, results and rewards by step; rewards as the game gave"),
         ("calls", pa.list_(CALL), "Chat requests in order: prompt, completion, tokens, policy."),
         ("token_ids_exact", pa.bool_(), "True if every call has its sampled ids and logprobs."),

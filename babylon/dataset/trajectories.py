@@ -2,7 +2,8 @@
 
 The prompts, replies and token ids are those of validation; actions and results come from the game's
 steps. Verdicts on trades and everything else that the game derived from outcomes is left out of the
-steps: it is in ``outcome_rewards`` and ``ground_truth_json``, which no policy may read.
+steps: it is in ``outcome_rewards`` and ``ground_truth_json``, which no policy may read. The judge
+saw it, so its reasons belong to them.
 """
 
 import logging
