@@ -74,12 +74,13 @@ async def judged_before(
 async def evidence_before(
     store: Store, by: JudgeIdentity, *, without: str = ""
 ) -> list[WindowValidity]:
-    """Return the evidence of all of a judge's windows, oldest first, ``without`` one of them.
+    """Return evidence and canaries of all of a judge's windows, oldest first, ``without`` one.
 
     Rows of earlier versions have no ``log_e``, but ``groups`` to compute it from.
     """
     rows = await store.pool.fetch(
-        "SELECT window_id, log_e, CASE WHEN log_e = '{}' THEN groups ELSE '[]' END AS groups"
+        "SELECT window_id, canaries, log_e,"
+        " CASE WHEN log_e = '{}' THEN groups ELSE '[]' END AS groups"
         " FROM babylon.judge_validity WHERE judge = $1 AND method = $2 AND rubric = $3"
         " AND window_id <> split_part($4, '+', 1) AND position('+' IN window_id) = 0"
         " ORDER BY window_id",

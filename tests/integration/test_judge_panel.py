@@ -12,8 +12,12 @@ from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import training_rows
 from babylon.dataset.scores import read_scores
 from babylon.ops.pages.pairs import answer_pair, read_pair
+from babylon.scoring.judge import judge_scorers, validity
+from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.reported_validity import read_people, read_validity
+from babylon.scoring.judge.validity import UnprovenJudgeError
 from babylon.stages.score import score_window
+from babylon.store.judge_validity import WindowValidity, judges_of, store_validity
 from babylon.store.judgments import spent_by_day
 from babylon.store.people import read_answers
 from babylon.store.scores import list_scores
@@ -151,3 +155,42 @@ async def test_pairs_are_asked_in_the_terminal(
         " ORDER BY judgment_id LIMIT 1"
     )
     assert reasons == ["it waited"] * 2 and first.better != first.first
+
+
+@pytest.mark.parametrize("kind", ["panel", "canaries"])
+async def test_evidence_of_the_last_windows_alone_proves_nothing(
+    store,
+    settings,
+    thinned,  # noqa: F811
+    monkeypatch,
+    kind,
+):
+    """An uninformed judge is lucky in thirty neighbouring windows, if one waits long enough."""
+    async with judge_for(settings, noise=0.1) as (_, asked):
+        if kind == "panel":
+            asked = asked.replace(judge={"panel": "second=2/10"})
+        else:  # as if all plays had earned the same
+            for place in (judge_scorers, validity):
+                monkeypatch.setattr(place, "has_outcomes", lambda groups: False)
+        await score_window(store, asked, thinned)
+        rows = await judges_of(store, WINDOW.id)
+        right = [CanaryResult(kind="better", value=1.0)]
+        for hour in range(validity.WINDOWS):
+            name = f"2025-11-{12 + hour // 24}T{hour % 24:02}:00"
+            for row in rows:
+                if not row.by.judge.startswith("panel"):
+                    own = WindowValidity(
+                        window_id=name, by=row.by, groups=row.groups, canaries=right
+                    )
+                    await store_validity(store, own)
+        asked = asked.replace(judge={**asked.judge.model_dump(), "evidence": 20.0})
+        await score_window(store, asked, thinned)
+
+        wrong = [CanaryResult(kind="better", value=-1.0)] * 20
+        by = rows[-1].by  # the panel's opinion is stored last
+        long_ago = WindowValidity(
+            window_id="2025-01-01T00:00", by=by, groups=(), canaries=wrong, log_e=(-50.0,) * 3
+        )
+        await store_validity(store, long_ago)
+        with pytest.raises(UnprovenJudgeError):
+            await score_window(store, asked, thinned)

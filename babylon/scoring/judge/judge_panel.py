@@ -43,7 +43,7 @@ class MemberJudgment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelResult:
-    """The panel's judgments, and its opinions of windows before, the oldest first.
+    """The panel's judgments, and its opinions of windows before: window id → groups, oldest first.
 
     ``canaries_before`` are its answers to canaries of these windows.
     """
@@ -51,8 +51,8 @@ class PanelResult:
     by: JudgeIdentity
     judgments: Judgments
     trust: Trust
-    before: tuple[tuple[JudgedGroup, ...], ...]
-    canaries_before: tuple[CanaryResult, ...]
+    before: Mapping[str, Sequence[JudgedGroup]]
+    canaries_before: Mapping[str, Sequence[CanaryResult]]
     weights: Mapping[str, float]
     disagreement: float | None
 
@@ -80,15 +80,18 @@ async def together(store: Store, window_id: str, members: Sequence[MemberJudgmen
     groups = side_by_side(window)
     found = await asyncio.to_thread(judge_together, judges, before, groups)
     history = [group for one in found.before for group in one]
-    trust = await asyncio.to_thread(learn, history)
+    canaries = {name: _answers(own) for name, own in planted.items()}
+    trust = await asyncio.to_thread(
+        learn, history, [one for own in canaries.values() for one in own]
+    )
     first = members[0]
     disagreements = [g.disagreement for g in found.groups if g.disagreement is not None]
     return PanelResult(
         by=replace(first.by, judge=f"panel: {' + '.join(judges)}"),
         judgments=_judgments(members, groups, found, trust),
         trust=trust,
-        before=found.before,
-        canaries_before=tuple(one for own in planted.values() for one in _answers(own)),
+        before=dict(zip(sorted(earlier), found.before, strict=True)),
+        canaries_before=canaries,
         weights=found.weights,
         disagreement=fmean(disagreements) if disagreements else None,
     )

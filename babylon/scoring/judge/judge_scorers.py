@@ -7,7 +7,7 @@ cheaper judge, the heuristic, and an error that leaves the window to a later run
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +46,7 @@ from babylon.scoring.judge.validity import (
     evidence,
     has_outcomes,
     learn,
+    log_canaries,
     log_evidence,
     most_evidence,
 )
@@ -134,26 +135,31 @@ async def _judge(context: ScoringContext, *, cheaper: bool) -> Judgments:
     )
     work = _Work(context=context, judged=judged, truth=truth, config=config, cheaper=cheaper)
     members = [judge] if cheaper else panel_members(judge)
+    before: Mapping[str, Sequence[JudgedGroup]]
+    answered: Mapping[str, Sequence[CanaryResult]]
     if len(members) == 1 and not await read_answers(store, [window_id.partition("+")[0]]):
         one = await _ask(judge, work, trusted=True)
         judgments, by = one.judgments, one.by
         trust = await asyncio.to_thread(_trust, one.before)
-        before = [tuple(judged_groups(row)) for row in reversed(one.before)]
-        answered = [answer for row in one.before for answer in canary_results(row)]
-        ever = await _most_evidence(store, by, window_id, judgments.groups)
+        before = {row.window_id: judged_groups(row) for row in one.before}
+        answered = {row.window_id: canary_results(row) for row in one.before}
     else:
         panel = await together(store, window_id, await _ask_all(members, work))
-        judgments, by, trust, before = panel.judgments, panel.by, panel.trust, list(panel.before)
-        answered = list(panel.canaries_before)
-        windows = [*before, judgments.groups]
-        ever = await asyncio.to_thread(lambda: most_evidence([*map(log_evidence, windows)]))
+        judgments, by, trust = panel.judgments, panel.by, panel.trust
+        before, answered = panel.before, panel.canaries_before
+        if not await evidence_before(store, by, without=window_id):
+            # Its evidence begins once, with what its members have judged.
+            for name, groups in before.items():
+                await _store(store, name, by, groups, answered.get(name, ()))
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in panel.weights.items())
         context.metrics.update(panel=weights)
         if panel.disagreement is not None:
             context.metrics["disagreement"] = panel.disagreement
-        await _store(store, window_id, by, judgments)
-    canaries = [*judgments.canaries, *answered]
-    await asyncio.to_thread(_require_proof, context, trust, judgments, before, canaries, ever)
+        await _store(store, window_id, by, judgments.groups, judgments.canaries)
+    ever = await _most_evidence(store, by, window_id, judgments)
+    history = [group for groups in before.values() for group in groups]
+    canaries = [*judgments.canaries, *(one for own in answered.values() for one in own)]
+    await asyncio.to_thread(_require_proof, context, trust, judgments, history, canaries, ever)
     # The judge never saw them, so they count neither for nor against it.
     judgments = replace(judgments, rejected=(*judgments.rejected, *unreadable))
     return replace(judgments, level=Level.CHEAPER) if cheaper else judgments
@@ -192,7 +198,7 @@ async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJud
             retries=judge.retries,
             pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
         )
-    await _store(store, window_id, by, judgments)
+    await _store(store, window_id, by, judgments.groups, judgments.canaries)
     for line in summarise_canaries(judgments.canaries):
         # Of several judges, the first one's.
         context.metrics.setdefault(f"canary_{line.kind}", line.mean)
@@ -226,51 +232,58 @@ def _trust(before: Sequence[WindowValidity]) -> Trust:
     return learn(groups, canaries)
 
 
-async def _store(store: Store, window_id: str, by: JudgeIdentity, judgments: Judgments) -> None:
-    found = await asyncio.to_thread(log_evidence, judgments.groups)
-    row = WindowValidity(
-        window_id=window_id,
-        by=by,
-        groups=judgments.groups,
-        canaries=judgments.canaries,
-        log_e=found,
-    )
+async def _store(
+    store: Store,
+    window_id: str,
+    by: JudgeIdentity,
+    groups: Sequence[JudgedGroup],
+    canaries: Sequence[CanaryResult],
+) -> None:
+    found = await asyncio.to_thread(log_evidence, groups)
+    row = WindowValidity(window_id=window_id, by=by, groups=groups, canaries=canaries, log_e=found)
     await store_validity(store, row)
 
 
 async def _most_evidence(
-    store: Store, by: JudgeIdentity, window_id: str, groups: Sequence[JudgedGroup]
-) -> float:
-    """Return the largest evidence that the judge ever had, this window included."""
+    store: Store, by: JudgeIdentity, window_id: str, judgments: Judgments
+) -> tuple[float, float]:
+    """Return the largest evidence that the judge ever had, this window included.
+
+    The first is by outcomes, the second by answers to canaries.
+    """
     rows = await evidence_before(store, by, without=window_id)
-    return await asyncio.to_thread(
-        lambda: most_evidence(
-            [*(row.log_e or log_evidence(judged_groups(row)) for row in rows), log_evidence(groups)]
+
+    def most() -> tuple[float, float]:
+        outcomes = [row.log_e or log_evidence(judged_groups(row)) for row in rows]
+        planted = [log_canaries(canary_results(row)) for row in rows]
+        return (
+            most_evidence([*outcomes, log_evidence(judgments.groups)]),
+            most_evidence([*planted, log_canaries(judgments.canaries)]),
         )
-    )
+
+    return await asyncio.to_thread(most)
 
 
 def _require_proof(
     context: ScoringContext,
     trust: Trust,
     judgments: Judgments,
-    before: Sequence[Sequence[JudgedGroup]],
+    before: Sequence[JudgedGroup],
     canaries: Sequence[CanaryResult],
-    ever: float,
+    ever: tuple[float, float],
 ) -> None:
     """Report how far the judge agrees with outcomes.
 
-    ``before`` are the groups of earlier windows, ``ever`` the largest evidence after any of them.
-    ``canaries`` are the answers of all these windows.
+    ``before`` are the groups of the last windows, ``canaries`` the answers of these and this one.
+    ``ever`` is the largest evidence after any window of its life, by outcomes and by canaries.
 
     Raises:
         UnprovenJudgeError: its agreement may be chance.
     """
     needed = context.settings.judge.evidence
-    recent = [*judgments.groups, *(group for window in before for group in window)]
-    shown = evidence(recent, canaries)
-    if has_outcomes(recent):
-        shown = min(shown, ever)
+    recent = [*judgments.groups, *before]
+    by_outcomes, by_canaries = ever
+    shown = min(evidence(recent, canaries), by_outcomes if has_outcomes(recent) else by_canaries)
     context.metrics.update(evidence=shown, validity=trust.validity)
     for name, groups in (("window", judgments.groups), ("recent", recent)):
         if (found := agreement(groups)) is not None:

@@ -169,10 +169,8 @@ def agreement(groups: Sequence[JudgedGroup]) -> Agreement | None:
 
 def evidence(groups: Sequence[JudgedGroup], canaries: Sequence[CanaryResult]) -> float:
     """Return the e-value of these groups against an uninformed judge. 1 means no evidence."""
-    if has_outcomes(groups):
-        return _mixed(np.asarray(log_evidence(groups)))
-    answers = np.array([one.value for one in canaries if one.kind in ("better", "worse")])
-    return _mixed(np.log1p(np.outer(_BETS, answers)).sum(axis=1))
+    found = log_evidence(groups) if has_outcomes(groups) else log_canaries(canaries)
+    return _mixed(np.asarray(found))
 
 
 def log_evidence(groups: Sequence[JudgedGroup]) -> tuple[float, ...]:
@@ -184,10 +182,16 @@ def log_evidence(groups: Sequence[JudgedGroup]) -> tuple[float, ...]:
     return tuple(float(one) for one in products)
 
 
+def log_canaries(canaries: Sequence[CanaryResult]) -> tuple[float, ...]:
+    """Return the logarithm of the e-value of answers to planted plays, for each bet."""
+    answers = np.array([one.value for one in canaries if one.kind in ("better", "worse")])
+    return tuple(float(one) for one in np.log1p(np.outer(_BETS, answers)).sum(axis=1))
+
+
 def most_evidence(windows: Sequence[Sequence[float]]) -> float:
     """Return the largest value that the martingale reached after any window, the oldest first.
 
-    ``windows`` are their ``log_evidence``.
+    ``windows`` are their ``log_evidence`` or ``log_canaries``.
     """
     if not windows:
         return 1.0
