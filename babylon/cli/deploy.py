@@ -98,7 +98,7 @@ def rollback(reason: Reason = "by hand", json: Json = False) -> None:
 
 @app.command()
 def approve(version: Version, reason: Reason = "", json: Json = False) -> None:
-    """Let a run that waits for it deploy a policy."""
+    """Approve a policy that waits for approval; its run then deploys it."""
     _answer(version, True, reason, json)
 
 

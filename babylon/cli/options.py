@@ -78,7 +78,10 @@ Processes = Annotated[
     typer.Option("--nproc", min=0, metavar="N", help="Processes of an update; 0: one a GPU."),
 ]
 Population = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Siblings a window yields, by own settings.")
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Number of updates of each window, each with settings of its own."
+    ),
 ]
 EvolveEvery = Annotated[
     int | None, typer.Option(min=1, metavar="K", help="Windows after which these settings evolve.")

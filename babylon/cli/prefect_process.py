@@ -1,4 +1,5 @@
-"""``prefect`` for months: ``python -m babylon.cli.prefect_process worker start …``.
+"""Run a ``prefect`` command in a process whose memory stays small for months:
+``python -m babylon.cli.prefect_process worker start …``.
 
 A worker makes clients for each run, and they end in reference cycles of few objects with megabytes
 behind them: a worker grew by a third of a megabyte a run.

@@ -19,7 +19,7 @@ app = typer.Typer()
 @app.command()
 def up(
     foreground: Annotated[
-        bool, typer.Option(help="Be the supervisor, as systemd and containers need it.")
+        bool, typer.Option(help="Run the supervisor in this process, for systemd or a container.")
     ] = False,
     apply: Annotated[
         bool, typer.Option(help="Restart running services if settings changed since.")

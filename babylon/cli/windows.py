@@ -193,7 +193,7 @@ def retry(
     window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
     json: Json = False,
 ) -> None:
-    """Let the next run try a window again that rests after failures, or was skipped."""
+    """Try a failed or skipped window again in the next run."""
     from babylon.store.by_hand import retry_window
 
     settings = load_settings()

@@ -1,4 +1,6 @@
-"""The return to the previous champion, once the fleet's own play shows that it earns more."""
+"""The return to the previous champion, once the fleet's own play shows that it earned more than
+the present one.
+"""
 
 import asyncio
 import logging

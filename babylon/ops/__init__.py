@@ -1,1 +1,1 @@
-"""Commands for operators: up, doctor, demo."""
+"""Operation of a system: up, backup, doctor, demo, status page, and pages for Prefect."""

@@ -1,8 +1,8 @@
 """Prefect's database, and what its server needs: pools, block types, deployments, automations.
 
 Everything here can be repeated. Existing pools, queues, limits and automations stay as they are.
-Deployments and their schedules are made again from prefect.yaml: a change in the UI lasts until the
-next ``babylon up``.
+Deployments and their schedules are made again from prefect.yaml: a change in the UI lasts until a
+supervisor, or a worker of the pool ``cpu`` on another machine, starts.
 """
 
 import asyncio

@@ -1,1 +1,4 @@
-"""A directory of its own for what runs in vLLM's Python, so that no other module is found there."""
+"""Code that runs in vLLM's Python.
+
+It has a directory of its own, so that nothing else of babylon can be imported there.
+"""
