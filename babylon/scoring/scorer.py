@@ -33,6 +33,8 @@ from babylon.core.types import Artifact, Rejection
 from babylon.scoring.judge.judge_requirements import require_art_judge, require_judge
 from babylon.store import Store
 
+FALLBACK = "scored by the heuristic: "  # begins the reason of a score that the judge should give
+
 
 @dataclass(frozen=True, slots=True)
 class Score:

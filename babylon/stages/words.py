@@ -15,7 +15,7 @@ from babylon.core.llm_calls import tool_call_texts
 from babylon.core.preferences import DecisionWords
 from babylon.core.trajectories import Call, Payoff, TrainingRow, Trajectory, read_trajectories
 from babylon.core.types import Scored
-from babylon.scoring.rewards.heuristic import FALLBACK
+from babylon.scoring.scorer import FALLBACK
 from babylon.store.connection import Store
 from babylon.store.feedback import known_feedback
 from babylon.store.scores import window_scores

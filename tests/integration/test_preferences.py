@@ -28,7 +28,7 @@ from babylon.game.market.scenario import STARTER
 from babylon.policies.checkpoint_files import context_of
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
-from babylon.scoring.rewards.heuristic import FALLBACK
+from babylon.scoring.scorer import FALLBACK
 from babylon.stages.train import train_window
 from babylon.stages.words import words_for
 from babylon.store import Store

@@ -50,8 +50,8 @@ from babylon.scoring.judge.validity import (
     log_evidence,
     most_evidence,
 )
-from babylon.scoring.rewards.heuristic import FALLBACK, heuristic
-from babylon.scoring.scorer import Score, ScoringContext
+from babylon.scoring.rewards.heuristic import heuristic
+from babylon.scoring.scorer import FALLBACK, Score, ScoringContext
 from babylon.store import Store
 from babylon.store.judge_validity import (
     JudgeIdentity,

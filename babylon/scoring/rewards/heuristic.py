@@ -20,7 +20,6 @@ from statistics import median
 from babylon.core.trajectories import Trajectory
 from babylon.scoring.scorer import Score
 
-FALLBACK = "scored by the heuristic: "  # begins the reason of a score that the judge should give
 RISK_WEIGHT = 0.25
 FAILURE_USD = 10.0
 USUAL, FAR = 0.9, 3.0  # of normally distributed values, one in a million is as far
