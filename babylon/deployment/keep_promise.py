@@ -1,9 +1,12 @@
-"""The return to the previous champion, once the fleet's own play shows that it earned more than
-the present one.
+"""The return to a known policy, once the fleet's own play shows that the champion earns less.
+
+The policy before the champion may be as lost as it when the market turns. The base model is then
+better, and learns again what a policy that became sure of itself can no longer try.
 """
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.core.trajectories import read_trajectories
@@ -11,77 +14,95 @@ from babylon.core.types import Change, Claim
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest
 from babylon.deployment.rollback import roll_back
+from babylon.evaluation.arena.confidence import Interval
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.policies import Policy, get_policy
 from babylon.store.routes import Route, previous_champion
 from babylon.store.windows import get_window
 
+BASE = 0  # version of the base model
 MOST_ROWS = 256  # of a window
 log = logging.getLogger(__name__)
 
 
 async def keep_promise(
-    store: Store, seed: int, route: Route, claim: Claim, model: str
+    store: Store, seed: int, route: Route, claim: Claim, model: str, gain: float = 0.0
 ) -> Change | None:
-    """Add the window's play to the evidence, and roll back if the previous policy is surely better.
-
-    The previous policy plays through the engine that serves ``model``, if there is one.
-
-    Return the change of the route, if there is one.
+    """Add the window's play to the evidence, and go back to a policy that is surely better.
 
     Nothing is done while an experiment runs, or if no other policy was champion before.
+
+    Args:
+        model: name of the served model. The engine that serves it plays the other policies, if
+            there is one.
+        gain: dollars a play that the window's own checkpoint earns more than the champion. It is
+            deployed instead if it gains more than the return.
+
+    Returns:
+        The change of the route, if there is one.
 
     Raises:
         BabylonError: As ``roll_back`` raises it.
     """
     if route.split is not None or store.game_problem:
         return None
+    champion, rivals = route.policy_version, await _rivals(store, route)
+    players = [policy_player(store.home, one, seed) for one in rivals]
     try:
-        before = await previous_champion(store)
-    except ModelError:  # the base model serves
-        return None
-    if before.removed_at is not None:
-        return None
-    champion = route.policy_version
-    try:
-        player = policy_player(store.home, before, seed)
-        pairs = await _pairs(store, seed, claim, champion, player, model)
+        found = await _pairs(store, seed, claim, champion, players, model)
     except (
         ArtifactError,
         ModelError,
         ServingError,
     ) as error:  # evidence that is gone decides nothing
-        log.warning("window %s is not compared with the policy before: %s", claim.window_id, error)
+        log.warning("window %s is not compared with other policies: %s", claim.window_id, error)
         return None
-    pairs = await add_pairs(store, claim, champion, before.policy_version, pairs)
-    if (difference := broken_promise(pairs)) is None:
+    lost: dict[int, Interval] = {}
+    for rival, pairs in zip(rivals, found, strict=True):
+        windows = await add_pairs(store, claim, champion, rival.policy_version, pairs)
+        if difference := broken_promise(windows, len(rivals)):
+            lost[rival.policy_version] = difference
+    better = min(lost, key=lambda version: lost[version].mean, default=None)
+    if better is None or -lost[better].mean <= gain:
         return None
     reason = (
-        f"the fleet earned {difference} a play over policy {before.policy_version} in the same"
-        f" {len(pairs)} worlds: a loss, although the gate saw a gain"
+        f"the fleet earned {lost[better]} a play over policy {better} in the same worlds:"
+        " a loss, although the gate saw a gain"
     )
     log.warning("policy %d is taken back: %s", champion, reason)
     request = ChangeRequest(author=claim.owner, reason=reason, claim=claim, route=route)
-    return await roll_back(store, request)
+    return await roll_back(store, request, better)
+
+
+async def _rivals(store: Store, route: Route) -> list[Policy]:
+    """Return the policy that the champion replaced and the base model, if their weights exist."""
+    try:
+        before = await previous_champion(store)
+    except ModelError:  # the base model serves
+        return []
+    known = {one.policy_version: one for one in (before, await get_policy(store, BASE))}
+    known.pop(route.policy_version, None)
+    return [one for one in known.values() if one.removed_at is None]
 
 
 async def _pairs(
-    store: Store, seed: int, claim: Claim, champion: int, predecessor: Player, model: str
-) -> list[FleetPair]:
-    """Return the pairs of the window; none if its play or its worlds are unknown."""
+    store: Store, seed: int, claim: Claim, champion: int, rivals: Sequence[Player], model: str
+) -> list[list[FleetPair]]:
+    """Return the window's pairs with each rival; none if its play or its worlds are unknown."""
     row = await get_window(store, claim.window_id)
-    if row is None or row.scored is None:
-        return []
+    if row is None or row.scored is None or not rivals:
+        return [[] for _ in rivals]
     found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)
     played = {own.trajectory_id: own for own in found}
     if not (worlds := own_worlds(rebuilt.scenarios, played, champion)):
-        return []
-    async with entered(store, model, seed, [predecessor]) as (decide,):
-        return await asyncio.to_thread(pairs_of, worlds, decide)
+        return [[] for _ in rivals]
+    async with entered(store, model, seed, rivals) as deciding:
+        return [await asyncio.to_thread(pairs_of, worlds, decide) for decide in deciding]

@@ -6,8 +6,10 @@ from babylon.store.connection import Store
 from babylon.store.routes import current_route, previous_champion
 
 
-async def roll_back(store: Store, request: ChangeRequest) -> Change:
-    """End the experiment that runs and keep the champion; without one, restore the champion before.
+async def roll_back(store: Store, request: ChangeRequest, version: int | None = None) -> Change:
+    """End the experiment that runs and keep the champion; without one, restore an earlier policy.
+
+    That is ``version``, by default the champion before.
 
     Raises:
         ModelError: No other policy served before, or its checkpoint was removed.
@@ -17,6 +19,7 @@ async def roll_back(store: Store, request: ChangeRequest) -> Change:
     if route.split is not None:
         target = TargetRoute(policy_version=route.policy_version)
     else:
-        version = (await previous_champion(store)).policy_version
+        if version is None:
+            version = (await previous_champion(store)).policy_version
         target = TargetRoute(policy_version=version, new=await version_to_load(store, version))
     return await change_route(store, route, target, request, run_checks=None)

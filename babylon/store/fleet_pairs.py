@@ -1,4 +1,4 @@
-"""The table ``fleet_pairs``: the fleet's P&L in a world, and its predecessor's in the same one."""
+"""The table ``fleet_pairs``: the fleet's P&L in a world, and another policy's in the same one."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -7,7 +7,7 @@ from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FleetPair:
     """A world of a window, in dollars. Two P&Ls in it differ by ``room_usd`` at most."""
 
@@ -18,20 +18,23 @@ class FleetPair:
 
 
 async def add_pairs(
-    store: Store, claim: Claim, champion: int, predecessor: int, pairs: Sequence[FleetPair]
-) -> list[FleetPair]:
-    """Store a window's pairs, once, and return all of the two policies in the order they came."""
+    store: Store, claim: Claim, champion: int, rival: int, pairs: Sequence[FleetPair]
+) -> list[list[FleetPair]]:
+    """Store a window's pairs, once. Return all of the two policies by window, the oldest first."""
     async with guarded(store, claim) as connection:
         await connection.executemany(
             "INSERT INTO babylon.fleet_pairs (window_id, champion, predecessor, scenario_id,"
             " fleet_usd, before_usd, room_usd) VALUES ($1, $2, $3, $4, $5, $6, $7)"
             " ON CONFLICT DO NOTHING",
-            [(claim.window_id, champion, predecessor, *astuple(pair)) for pair in pairs],
+            [(claim.window_id, champion, rival, *astuple(pair)) for pair in pairs],
         )
         rows = await connection.fetch(
-            "SELECT scenario_id, fleet_usd, before_usd, room_usd FROM babylon.fleet_pairs"
-            " WHERE (champion, predecessor) = ($1, $2) ORDER BY number",
+            "SELECT window_id, scenario_id, fleet_usd, before_usd, room_usd"
+            " FROM babylon.fleet_pairs WHERE (champion, predecessor) = ($1, $2) ORDER BY number",
             champion,
-            predecessor,
+            rival,
         )
-    return [FleetPair(**row) for row in rows]
+    windows: dict[str, list[FleetPair]] = {}
+    for window_id, *pair in rows:
+        windows.setdefault(window_id, []).append(FleetPair(*pair))
+    return [*windows.values()]

@@ -22,6 +22,7 @@ from babylon.core.learning_settings import PreferenceSettings
 from babylon.core.preferences import PromptReplies, ValuedReply
 from babylon.core.settings import EvaluationSettings, TrainingSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
+from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.match import compare
 from babylon.evaluation.arena.play import Plays, play, replies
 from babylon.evaluation.arena.suite import unseen_scenarios
@@ -41,11 +42,14 @@ from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.stages.words import decision_words
+from babylon.store.fleet_pairs import FleetPair
 
 if TYPE_CHECKING:
     from babylon.training.preferences.objective import Preferences
 
 AGENTS_A_WORLD = 8
+RETURNED = "return"
+CHANGES = ("promote", RETURNED)  # of the policy that plays the next hour
 LOOK_WORLDS = 256
 PREFERENCES = PreferenceSettings()
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -66,6 +70,9 @@ class Hour:
     undone: int = 0
     gate: str = ""
     gains: tuple[float | None, ...] = ()  # of a population's members over the policy that played
+    pairs: tuple[
+        FleetPair, ...
+    ] = ()  # of the gate: the fleet and the base model in the same worlds
     looked: float | None = None
 
 
@@ -231,6 +238,7 @@ class Window:
 
     level: CurriculumLevel
     hour: int
+    base: Path
     policy: Path
     worlds: Sequence[Scenario]
     play: Sequence[Trajectory]
@@ -251,6 +259,7 @@ class Moved:
     undone: int = 0
     gate: str = ""
     gains: tuple[float | None, ...] = ()
+    pairs: tuple[FleetPair, ...] = ()
 
 
 Update = Callable[[Window, TrainingSettings, Path], Moved]
@@ -296,6 +305,8 @@ def gated_update(
     """Do the same, and keep the policy that played unless the arena's gate promotes the new one.
 
     The gate plays fresh worlds of the hour's rules, as it does where the fleet plays the simulator.
+    As in the stage ``deploy``, the base model returns once the fleet's play shows that it earns
+    more.
     """
     from babylon.evaluation.arena.players import checkpoint_player
 
@@ -308,10 +319,35 @@ def gated_update(
     )
     old, new = (checkpoint_player(str(path), window.seed) for path in (window.policy, target))
     match = asyncio.run(compare(old, new, worlds))
-    if match.ruling != "promote":
+    gain = match.challenger.mean_pnl - match.champion.mean_pnl
+    kept, gate, pairs = window.policy, f"{match.ruling}: {match.reason}", _beside_base(window)
+    lost = broken_promise([*_since_change(window.before), pairs])
+    returns = lost is not None and (match.ruling != "promote" or -lost.mean > gain)
+    if returns:
+        kept, gate = window.base, f"{RETURNED}: the fleet earned {lost} a play over the base model"
+    if returns or match.ruling != "promote":
         shutil.rmtree(target)
-        shutil.copytree(window.policy, target)
-    return replace(moved, gate=f"{match.ruling}: {match.reason}")
+        shutil.copytree(kept, target)
+    return replace(moved, gate=gate, pairs=pairs)
+
+
+def _beside_base(window: Window) -> tuple[FleetPair, ...]:
+    """Return the pairs of an hour, none if the base model itself played it."""
+    from babylon.evaluation.arena.players import checkpoint_player
+
+    changes = [hour.gate for hour in window.before if hour.gate.startswith(CHANGES)]
+    if window.level.shared or not changes or changes[-1].startswith(RETURNED):
+        return ()
+    worlds = _recorded(window.worlds, window.play, shared=False)
+    return tuple(pairs_of(worlds, checkpoint_player(str(window.base), window.seed)))
+
+
+def _since_change(before: Sequence[Hour]) -> list[tuple[FleetPair, ...]]:
+    """Return the pairs of the hours that the present policy played."""
+    found: list[tuple[FleetPair, ...]] = []
+    for hour in before:
+        found = [] if hour.gate.startswith(CHANGES) else [*found, hour.pairs]
+    return found
 
 
 def learn(
@@ -345,6 +381,7 @@ def learn(
         window = Window(
             level=level,
             hour=number,
+            base=base,
             policy=policy,
             worlds=worlds,
             play=play,
@@ -366,6 +403,7 @@ def learn(
             undone=moved.undone,
             gate=moved.gate,
             gains=moved.gains,
+            pairs=moved.pairs,
             cpu_s=time.process_time() - began,
             looked=look(level, number, policy).mean_pnl if number in looks else None,
         )

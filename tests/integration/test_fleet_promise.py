@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from babylon.core.settings import Settings
@@ -78,10 +79,30 @@ async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
 
 def test_only_a_sure_loss_breaks_the_promise() -> None:
     assert broken_promise([]) is None
-    assert broken_promise(pairs([-150.0, 150.0] * 60)) is None
-    assert broken_promise(pairs([40.0, 60.0] * 60)) is None
-    lost = broken_promise(pairs([-220.0, -180.0] * 60))
+    assert broken_promise([pairs([-150.0, 150.0] * 60)]) is None
+    assert broken_promise([pairs([40.0, 60.0] * 60)]) is None
+    lost = broken_promise([pairs([-220.0, -180.0] * 60)])
     assert lost is not None and lost.mean == pytest.approx(-200) and lost.high < 0
+
+
+def test_good_months_do_not_hide_a_market_that_turned() -> None:
+    good, bad = pairs([450.0, 550.0] * 4), pairs([-650.0, -750.0] * 4)
+    windows = [good] * 200
+    assert broken_promise(windows, 2) is None
+    found = [broken_promise([*windows, *[bad] * count], 2) for count in (1, 8)]
+    assert found[0] is None  # eight worlds are too few
+    assert found[1] is not None and found[1].mean == pytest.approx(-700)
+
+
+def test_a_champion_as_good_as_its_rival_is_rarely_taken_back_in_a_hundred_windows() -> None:
+    """Plays lose much rarely, and most often earn a little: the mean difference is zero."""
+    random = np.random.default_rng(0)
+    taken = 0
+    for _ in range(100):
+        differences = np.where(random.random((100, 8)) < 0.02, -490.0, 10.0)
+        windows = [pairs(window) for window in differences.tolist()]
+        taken += any(broken_promise(windows[:n]) for n in (2, 5, 10, 20, 50, 75, 100))
+    assert taken <= 6  # 2.5 are allowed on average
 
 
 async def test_the_policy_before_returns_once_the_fleet_surely_loses(
@@ -95,9 +116,26 @@ async def test_the_policy_before_returns_once_the_fleet_surely_loses(
     assert await serving(store) == CHAMPION and kept.changes == ()
     other = [replace(p, scenario_id=f"later-{p.scenario_id}") for p in pairs([-400.0] * 120)]
     again = await add_pairs(store, claim, CHAMPION, 0, other)
-    assert len(again) == 240 == len(await add_pairs(store, claim, CHAMPION, 0, other))
+    assert [len(window) for window in again] == [240]
+    assert again == await add_pairs(store, claim, CHAMPION, 0, other)
     back = await deploy_checkpoint(store, settings, rejected)
     assert (await serving(store), back.policy_version, len(back.changes)) == (0, 0, 1)
     assert "a loss, although the gate saw a gain" in back.reason
     assert "the fleet earned -" in (await current_route(store)).reason
     assert (await deploy_checkpoint(store, settings, rejected)).changes == ()  # no further back
+
+
+@pytest.mark.parametrize(("gain", "serves"), [(100.0, 0), (900.0, 2)])
+async def test_the_base_returns_where_the_policy_before_is_lost_too(
+    store: Store, settings: Settings, claim: Claim, gain: float, serves: int
+) -> None:
+    """Also instead of a checkpoint that gains less than the return does."""
+    await deploy_checkpoint(store, settings, replace(verdict(claim), policy_version=1))
+    await store.pool.execute(
+        "UPDATE babylon.policies SET parent_version = 1 WHERE policy_version = 2"
+    )
+    now = verdict(claim, route_version=2)
+    await add_pairs(store, claim, 1, 0, pairs([-700.0] * 60))
+    better = replace(now, pnl_before=-700.0, pnl_after=gain - 700.0)
+    await deploy_checkpoint(store, settings, better)
+    assert await serving(store) == serves

@@ -1,18 +1,22 @@
-"""The promise of a champion: that the fleet earns more than with the policy before it.
+"""The promise of a champion: that the fleet earns more than with another policy that is known.
 
 The gate promised that from worlds of its own. This check asks the fleet's own play. Each world of a
-window that the champion played alone is rebuilt from its rows, and the policy before it plays the
-same world. The paired difference is the fleet's mean P&L in that world minus the predecessor's:
+window that the champion played alone is rebuilt from its rows, and a rival plays it too: the policy
+before the champion, or the base model. The paired difference is the fleet's mean P&L in that world
+minus the rival's:
 
-    d_w = mean over agents of pnl(fleet, w) - pnl(predecessor, w)
+    d_w = mean over agents of pnl(fleet, w) - pnl(rival, w)
 
-Betting on its loss (``babylon.evaluation.arena.betting``) is valid at all windows together. Once it
-has earned 40 times its capital, the fleet surely earns less than with the predecessor (at 97.5 %),
-and the predecessor returns.
+Gamblers bet on its loss (``babylon.evaluation.arena.betting``). One begins with every window, so
+that good months do not hide a market that turned: the k-th has 1 / (k (k + 1)) of the capital, and
+the part of those to come is kept. Together they are one supermartingale, valid at all windows. Once
+they have 40 times their capital, the fleet surely earns less than with the rival (at 97.5 %), and
+the rival takes over.
 
 Worlds that agents share, and play without the market's state (the live game's), give no pairs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -48,10 +52,10 @@ def own_worlds(
     ]
 
 
-def pairs_of(own: Sequence[RecordedScenario], predecessor: Decide) -> list[FleetPair]:
-    """Return a pair for each world, in which the policy before plays. Blocking."""
+def pairs_of(own: Sequence[RecordedScenario], rival: Decide) -> list[FleetPair]:
+    """Return a pair for each world, in which the rival plays. Blocking."""
     worlds = simulated([one.scenario for one in own])
-    before = play(predecessor, worlds.scenarios)
+    before = play(rival, worlds.scenarios)
     return [
         FleetPair(
             scenario_id=one.scenario.scenario_id,
@@ -67,12 +71,30 @@ def _by(trajectory: Trajectory | None, policy: int) -> bool:
     return trajectory is not None and {c.policy_version for c in trajectory.calls} == {policy}
 
 
-def broken_promise(pairs: Sequence[FleetPair]) -> Interval | None:
-    """Return the difference with its 95 % sequence if the fleet surely loses, else None."""
-    if not pairs:
+def broken_promise(windows: Sequence[Sequence[FleetPair]], rivals: int = 1) -> Interval | None:
+    """Return the difference with its 95 % sequence if the fleet surely loses, else None.
+
+    The difference is that since the window in which the loss shows most.
+
+    Args:
+        windows: pairs of the windows since the champion serves, the oldest first.
+        rivals: policies with which the champion is compared; they share the error.
+    """
+    wealth, since = [], []
+    for first in range(len(windows)):
+        if not windows[first]:
+            continue
+        lost = _differences(windows[first:])
+        share = 1 / ((first + 1) * (first + 2))
+        wealth.append(math.log(share) + float(log_wealth(lost.reversed, BUDGET)[-1]))
+        since.append(lost)
+    kept = -math.log(len(windows) + 1)
+    if not wealth or np.logaddexp.reduce([kept, *wealth]) < CERTAIN + math.log(rivals):
         return None
+    return sequence(since[int(np.argmax(wealth))], BUDGET)
+
+
+def _differences(windows: Sequence[Sequence[FleetPair]]) -> Differences:
+    pairs = [pair for window in windows for pair in window]
     room = np.array([pair.room_usd for pair in pairs])
-    lost = Differences(np.array([pair.fleet_usd - pair.before_usd for pair in pairs]), room, room)
-    if log_wealth(lost.reversed, BUDGET)[-1] < CERTAIN:
-        return None
-    return sequence(lost, BUDGET)
+    return Differences(np.array([pair.fleet_usd - pair.before_usd for pair in pairs]), room, room)
