@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.core.trajectories import read_trajectories
-from babylon.core.types import Change, Claim
+from babylon.core.types import Change, Claim, Verdict
 from babylon.core.windows import parse_window_id
 from babylon.deployment.change import ChangeRequest
 from babylon.deployment.rollback import roll_back
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(
-    store: Store, seed: int, route: Route, claim: Claim, model: str, gain: float = 0.0
+    store: Store, seed: int, route: Route, verdict: Verdict, model: str
 ) -> Change | None:
     """Add the window's play to the evidence, and go back to a policy that is surely better.
 
@@ -40,8 +40,8 @@ async def keep_promise(
     Args:
         model: name of the served model. The engine that serves it plays the other policies, if
             there is one.
-        gain: dollars a play that the window's own checkpoint earns more than the champion. It is
-            deployed instead if it gains more than the return.
+        verdict: of the window's own checkpoint. One that is promoted and gains more than the
+            return does is to be deployed instead.
 
     Returns:
         The change of the route, if there is one.
@@ -51,7 +51,7 @@ async def keep_promise(
     """
     if route.split is not None or store.game_problem:
         return None
-    champion, rivals = route.policy_version, await _rivals(store, route)
+    claim, champion, rivals = verdict.claim, route.policy_version, await _rivals(store, route)
     players = [policy_player(store.home, one, seed) for one in rivals]
     try:
         found = await _pairs(store, seed, claim, champion, players, model)
@@ -68,7 +68,8 @@ async def keep_promise(
         if difference := broken_promise(windows, len(rivals)):
             lost[rival.policy_version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
-    if better is None or -lost[better].mean <= gain:
+    gain = (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0)
+    if better is None or (verdict.promote and gain >= -lost[better].mean):
         return None
     reason = (
         f"the fleet earned {lost[better]} a play over policy {better} in the same worlds:"

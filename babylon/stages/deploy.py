@@ -50,10 +50,7 @@ async def deploy_checkpoint(store: Store, settings: Settings, verdict: Verdict) 
     )
     if decided and decided.change:
         routes = await all_routes(store)
-    gain = (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0) if verdict.promote else 0.0
-    back = await keep_promise(
-        store, settings.seed, routes[0], verdict.claim, settings.model.name, gain
-    )
+    back = await keep_promise(store, settings.seed, routes[0], verdict, settings.model.name)
     if back or not verdict.promote:
         return _not_deployed(verdict, back or routes[0], decided, verdict.reason, change=back)
     await _require_lead(store, verdict, routes)
