@@ -4,9 +4,9 @@ The recorded market is rebuilt to the cent, its crowd repeats its orders, and th
 other recorded decisions stay as they were. So two replies to a prompt differ in that decision alone
 (decision 52), and in the worlds that it leads to.
 
-A malformed reply or refused action costs ``FAILURE_USD``, as in the default scorer. Without that it
-would be worth as much as holding, hence more than every losing trade, and pairs would teach it
-(decision 73).
+A malformed reply or refused action is worth ``FAILURE_USD`` less than the worst of the prompt's
+other replies, as in the default scorer. It holds, so otherwise it would be worth more than every
+losing trade, and pairs would teach it (decision 97).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def value_replies(
     points: Sequence[DecisionPoint],
     replies: Sequence[Sequence[str]],
 ) -> list[list[float] | None]:
-    """Return the P&L in dollars of each reply of each decision, less what a failure costs.
+    """Return the P&L in dollars of each reply of each decision, or what a failure is worth.
 
     None for a decision that cannot be played again: its scenario was not rebuilt exactly, or its
     call is not the one that the agent acted by.
@@ -40,12 +40,14 @@ def value_replies(
         if scenario is None or play is None or not _acted_by(play, point):
             values.append(None)
             continue
-        decided: dict[Decision, float] = {}  # many texts are the same decision
-        for text in texts:
-            decision = parse_decision(text)
-            if decision not in decided:
-                decided[decision] = _worth(scenario, play, point.call.step, decision)
-        values.append([decided[parse_decision(text)] for text in texts])
+        decisions = [parse_decision(text) for text in texts]
+        decided = {  # many texts are the same decision
+            decision: _outcome(scenario, play, point.call.step, decision)
+            for decision in dict.fromkeys(decisions)
+        }
+        failed = min((pnl for pnl, _ in decided.values()), default=0.0) - FAILURE_USD
+        worths = {decision: pnl if done else failed for decision, (pnl, done) in decided.items()}
+        values.append([worths[decision] for decision in decisions])
     return values
 
 
@@ -54,7 +56,10 @@ def _acted_by(play: RecordedPlay, point: DecisionPoint) -> bool:
     return step < len(play.replies) and play.replies[step] == point.call.response
 
 
-def _worth(recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: Decision) -> float:
+def _outcome(
+    recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: Decision
+) -> tuple[float, bool]:
+    """Return the agent's P&L in dollars, and whether its decision was carried out."""
     market = make_market(recorded.scenario)
     plays = {one.agent_id: one for one in recorded.plays}
     seats = {name: market.join(name) for name in recorded.players or (play.agent_id,)}
@@ -67,4 +72,4 @@ def _worth(recorded: RecordedScenario, play: RecordedPlay, tick: int, decision: 
         market.step(decisions)
     market.settle()
     seat = seats[play.agent_id]
-    return seat.pnl - FAILURE_USD * (not seat.outcomes[tick].success)
+    return seat.pnl, seat.outcomes[tick].success

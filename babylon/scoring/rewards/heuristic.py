@@ -1,19 +1,23 @@
 """The default scorer: profit first, risk second. It needs no judge, no key and no network.
 
-    value = pnl_usd - 0.25 * drawdown_usd - FAILURE_USD * failures
+    value = pnl_usd - 0.25 * drawdown_usd - costs of failures
     score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
-    reward of a step = (its payoff - FAILURE_USD if it failed) / (max - min)
+    reward of a step = (its payoff - the cost of its failure) / (max - min)
 
 The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
-orders equal profits by their risk, and rarely outweighs a difference in profit. A malformed reply
-or refused action costs more than holding, which is free. Nothing else pays: an agent that only
-posts, or that bets one dollar, scores like an agent that holds.
+orders equal profits by their risk, and rarely outweighs a difference in profit. Nothing else pays:
+an agent that only posts, or that bets one dollar, scores like an agent that holds.
+
+A malformed reply or refused action costs ``FAILURE_USD`` more than the largest loss of anyone's
+step in its world at its tick. It does nothing, so otherwise it would be the best answer where
+trades lose, and a fleet in a changed world would learn it (decision 97).
 
 One lucky trade must not make all others look equal. Of the distances to the median, the one that
 nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away than
 that counts as that far, and its steps' rewards shrink in proportion.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
@@ -28,7 +32,11 @@ LEAST_USD = 100.0  # where nearly all hold, a single trade is no outlier
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     """Return one score in [0, 1] for each trajectory, with its profit and drawdown in USD."""
-    worths = [_worth(own) for own in trajectories]
+    costs = _failures(trajectories)
+    worths = [
+        own.pnl_usd - RISK_WEIGHT * own.drawdown_usd - sum(cost.values())
+        for own, cost in zip(trajectories, costs, strict=True)
+    ]
     middle = median(worths or [0.0])
     distances = [abs(worth - middle) for worth in worths]
     usual = sorted(distances)[int(USUAL * (len(worths) - 1))] if worths else 0.0
@@ -43,12 +51,20 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
         Score(
             (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
-            {p.step: share * (p.pnl_usd - FAILURE_USD * p.failed) / scale for p in own.payoffs},
+            {p.step: share * (p.pnl_usd - cost.get(p.step, 0.0)) / scale for p in own.payoffs},
         )
-        for value, share, own in zip(values, shares, trajectories, strict=True)
+        for value, share, own, cost in zip(values, shares, trajectories, costs, strict=True)
     ]
 
 
-def _worth(own: Trajectory) -> float:
-    failures = sum(payoff.failed for payoff in own.payoffs)
-    return own.pnl_usd - RISK_WEIGHT * own.drawdown_usd - FAILURE_USD * failures
+def _failures(trajectories: Sequence[Trajectory]) -> list[dict[int, float]]:
+    """Return step → cost of its failure in USD, for each trajectory."""
+    lowest: dict[tuple[str, int], float] = defaultdict(float)
+    for own in trajectories:
+        for payoff in own.payoffs:
+            moment = own.scenario_id, payoff.step
+            lowest[moment] = min(lowest[moment], payoff.pnl_usd)
+    return [
+        {p.step: FAILURE_USD - lowest[own.scenario_id, p.step] for p in own.payoffs if p.failed}
+        for own in trajectories
+    ]

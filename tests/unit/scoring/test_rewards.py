@@ -57,12 +57,33 @@ def test_heuristic_by_hand():
 
 def test_heuristic_gives_each_step_its_payoff_and_takes_ten_dollars_for_a_failure():
     """Values 40 - 10 and 0: a range of 30."""
-    paid = (Payoff(step=0, pnl_usd=44.0), Payoff(step=2, pnl_usd=-4.0, failed=True))
+    paid = (Payoff(step=0, pnl_usd=40.0), Payoff(step=2, pnl_usd=0.0, failed=True))
     trader = replace(trajectory(1, pnl_usd=40.0), payoffs=paid)
     scores = heuristic([trader, trajectory(2)])
     assert [s.value for s in scores] == [1, 0]
-    assert scores[0].rewards == pytest.approx({0: 44 / 30, 2: -14 / 30})
+    assert scores[0].rewards == pytest.approx({0: 40 / 30, 2: -10 / 30})
     assert scores[1].rewards == {}
+
+
+def test_where_trades_lose_a_failure_is_worth_less_than_the_worst_trade_and_holding_most():
+    def agent(number, *paid, failed=False, scenario_id="s"):
+        steps = tuple(Payoff(step=n, pnl_usd=usd, failed=failed) for n, usd in enumerate(paid))
+        own = trajectory(number, pnl_usd=sum(paid))
+        return replace(own, payoffs=steps, scenario_id=scenario_id)
+
+    agents = [
+        agent(1, -100.0, -20.0),
+        agent(2, -30.0, -60.0),
+        agent(3, 0.0, 0.0),
+        agent(4, 0.0, 0.0, failed=True),
+        agent(5, -900.0, -900.0, scenario_id="another world"),
+    ]
+    first, second, idle, silent, _ = heuristic(agents)
+    for step in (0, 1):
+        worst = min(first.rewards[step], second.rewards[step])
+        assert silent.rewards[step] < worst < idle.rewards[step]
+    lost = 100.0 + 60.0 + 2 * 10.0
+    assert (idle.value - silent.value) / (idle.value - first.value) == pytest.approx(lost / 120)
 
 
 def test_heuristic_pays_for_profit_and_never_for_activity():

@@ -99,7 +99,7 @@ def test_a_reply_is_worth_the_play_with_it_and_all_else_as_it_was() -> None:
     assert values is not None
     hold, yes, no, malformed, refused = values
     assert hold == pytest.approx(recorded.plays[0].pnl_usd)
-    assert malformed == refused == pytest.approx(hold - FAILURE_USD)  # it holds nothing to sell
+    assert malformed == refused == pytest.approx(no - FAILURE_USD)  # it holds nothing to sell
     assert yes > hold > no
     twice = played(YES, YES, HOLD)
     assert yes == pytest.approx(twice.plays[0].pnl_usd)
