@@ -77,3 +77,17 @@ def find_secrets(text: str, known: Iterable[str] = ()) -> tuple[str, ...]:
     kinds = ["key" for secret in known if secret in text]
     kinds += [name for name, form in _FORMS if form.search(text)]
     return tuple(dict.fromkeys(kinds))
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """True if a decoded JSON value is nested more than ``levels`` deep."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+    return bool(level)
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -57,14 +57,16 @@ def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, object]],
     tools: Sequence[dict[str, object]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Messages and tools → prompt tokens, by the tokenizer's chat template."""
+    """Messages, tools and variables → prompt tokens, by the tokenizer's chat template."""
     plain = cast(list[dict[str, str]], list(messages))
     ids = tokenizer.apply_chat_template(
         plain,
         tools=[*tools] if tools else None,
         add_generation_prompt=True,
         return_dict=False,
+        **(variables or {}),
     )
     return cast(list[int], ids)
 

@@ -12,7 +12,7 @@ import gc
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Annotated, NoReturn, TypeVar
@@ -21,6 +21,7 @@ import msgspec
 import orjson
 
 from babylon.core.llm_calls import LlmCall
+from babylon.core.text import is_deeper
 
 T = TypeVar("T")
 
@@ -228,16 +229,7 @@ def is_deep(text: str) -> bool:
     """True if JSON is nested so deep that a later stage, with less stack left, may fail on it."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
-    level: list[object] = [msgspec.json.decode(text)]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for value in level for inner in _inside(value)]
-    return bool(level)
-
-
-def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return is_deeper(msgspec.json.decode(text), MAX_DEPTH)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypedDict
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -59,10 +60,10 @@ class _Play:
     @property
     def headers(self) -> dict[str, str]:
         """The headers that tie a call to the next step of this trajectory."""
-        agent = {} if self._agent_id is None else {"x-babylon-agent": self._agent_id}
+        agent = {} if self._agent_id is None else {"x-babylon-agent": _ascii(self._agent_id)}
         return {
             **agent,
-            "x-babylon-trajectory": self.trajectory_id,
+            "x-babylon-trajectory": _ascii(self.trajectory_id),
             "x-babylon-step": str(self.next_step),
         }
 
@@ -258,6 +259,11 @@ class _Options(TypedDict):
 def _options(endpoint: str, key: str) -> _Options:
     headers = {"authorization": f"Bearer {key}"}
     return {"base_url": endpoint.rstrip("/"), "headers": headers, "timeout": TIMEOUT_S}
+
+
+def _ascii(value: str) -> str:
+    """Return a header's value as it is, or percent-encoded (RFC 8187): clients send ASCII only."""
+    return value if value.isascii() else f"utf-8''{quote(value)}"
 
 
 def _event(kind: str, trajectory_id: str, **fields: object) -> PlayObject:

@@ -13,10 +13,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from babylon.core.errors import ServingError
+from babylon.core.text import is_deeper
 
 JsonObject: TypeAlias = dict[str, Any]  # decoded, not validated
 MAX_BODY_BYTES = 4 * 2**20
 MAX_CHOICES = 32  # of a request: answers to a batch of prompts times n
+MAX_DEPTH = 900  # levels of a body; some deeper ones are decoded, but not encoded again
+MAX_STOPS, MAX_STOP = 32, 1000  # strings that end an answer, and characters of one
 MAX_TOP_LOGPROBS = 20  # vLLM's and OpenAI's limit
 DONE = b"data: [DONE]\n\n"
 
@@ -91,6 +94,9 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
+StopString = Annotated[str, Meta(max_length=MAX_STOP)]
+
+
 class SamplingRequest(Struct, frozen=True, kw_only=True):
     """The fields of a request that Babylon reads. The engine gets all other fields unchanged."""
 
@@ -102,7 +108,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
-    stop: str | list[Annotated[str, Meta(min_length=1)]] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     logprobs: bool | int | None = None
     return_token_ids: bool | None = None
     user: str | None = None
@@ -148,6 +154,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
 
     @property
     def likeliest(self) -> int:
@@ -198,12 +205,15 @@ def decode_object(body: bytes) -> JsonObject:
     """Decode a request body.
 
     Raises:
-        RequestError: 400, it is not a JSON object.
+        RequestError: 400, it is not a JSON object, or nested too deeply.
     """
     try:
-        return msgspec.json.decode(body, type=JsonObject)
+        fields = msgspec.json.decode(body, type=JsonObject)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not a JSON object: {error}") from error
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(fields, MAX_DEPTH):
+        raise RequestError(400, f"the body is nested more than {MAX_DEPTH} levels deep")
+    return fields
 
 
 def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
@@ -241,7 +251,8 @@ def unknown_fields(fields: Mapping[str, object]) -> list[str]:
 def other_parts(fields: Mapping[str, object]) -> list[str]:
     """Return the types of the messages' content parts that are not text, such as images."""
     messages = fields.get("messages")
-    contents = [one.get("content") for one in messages] if isinstance(messages, list) else []
+    told = messages if isinstance(messages, list) else []  # a completion may have anything there
+    contents = [one.get("content") for one in told if isinstance(one, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     kinds = {str(part.get("type")) if isinstance(part, dict) else str(part) for part in parts}
     return sorted(kinds - {"text", "refusal"})

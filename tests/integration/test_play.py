@@ -22,6 +22,7 @@ from babylon.core.windows import Window, window_at
 from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.scoring.feedback import feedback
 from babylon.scoring.scorer import Score, ScoringContext
+from babylon.serving.gateway.play import handler
 from babylon.serving.gateway.play.direct import blocking_to_store, to_store
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
@@ -190,6 +191,22 @@ async def test_play_over_http_is_trained_with_the_tokens_of_its_calls_and_scored
     await stack.store.pool.execute("UPDATE babylon.windows SET collected_at = now()")  # a recipe
     (recovered,) = [score for score in await feedback(trajectories, context) if score == Score(7.0)]
     assert recovered
+
+
+async def test_a_step_whose_answer_was_lost_may_come_again_after_the_window(
+    stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = LAST_HOUR.start + timedelta(minutes=60)
+    moments = [end - timedelta(seconds=0.1), end + timedelta(seconds=0.4)]
+    monkeypatch.setattr(handler, "_moment", lambda at: moments[0])
+    start = {"type": "start", "trajectory_id": "t", "agent_id": "t"}
+    steps = [{"type": "step", "trajectory_id": "t", "number": n, "reward": 1.0} for n in range(2)]
+    await agent.ok(start, steps[0])
+    del moments[0]
+    (again,) = await agent.ok(steps[0])
+    assert again["repeated"]
+    (late,) = (await agent.send(steps[1])).json()["results"]
+    assert late["code"] == "window"
 
 
 async def test_a_trajectory_belongs_to_the_key_that_began_it(

@@ -11,6 +11,7 @@ import pytest
 
 from babylon.core.settings import Settings
 from babylon.serving.gateway import engine_client, readiness
+from babylon.serving.gateway.exchange import Exchange
 from babylon.store import Store
 from benchmarks.gateway.upstream import Upstream, events
 from tests.integration.canned_gateway import HELLO, Canned, canned_gateway
@@ -156,3 +157,30 @@ async def _until_state(gateway: Canned, state: str) -> dict[str, Any]:
                 if body["state"] == state:
                     return body
             await asyncio.sleep(0.02)
+
+
+async def test_a_field_of_the_other_endpoint_costs_nothing(gateway: Canned) -> None:
+    async with gateway.client() as client:
+        await client.completions.create(model="babylon", prompt="x", extra_body={"messages": ["x"]})
+    (row,) = await gateway.rows()
+    assert row["finish_reason"] != "interrupted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_at_which_the_gateway_fails_is_recorded_and_counted_as_an_error(
+    gateway: Canned, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def defect(_: object) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(Exchange, "untrainable_reason", defect)
+    async with gateway.client() as client:
+        with pytest.raises(openai.APIError, match="KeyError in the gateway: its log says where"):
+            answer = await client.chat.completions.create(**BODY, stream=stream)
+            if stream:
+                _ = [chunk async for chunk in answer]
+    (row,) = await gateway.rows()
+    assert row["untrainable_reason"] == "the gateway failed" and row["completion_token_ids"]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {gateway.key}"}) as http:
+        metrics = await (await http.get(f"{gateway.url}/metrics")).text()
+    assert 'outcome="500",version="0"} 1.0' in metrics

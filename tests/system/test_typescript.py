@@ -53,6 +53,17 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return consumer / "agent.js"
 
 
+def test_headers_name_any_agent_in_ascii(program: Path) -> None:
+    (program.parent / "names.mjs").write_text(
+        'import { TrajectoryPlay } from "babylon-rl";\n'
+        'for (const name of ["agent 7%", "José"]) {\n'
+        '  const headers = new Headers(new TrajectoryPlay(null, "t", name).headers);\n'
+        '  console.log(headers.get("x-babylon-agent"));\n}'
+    )
+    said = _run(program.parent, "node", "names.mjs")
+    assert said.stdout.splitlines() == ["agent 7%", "utf-8''Jos%C3%A9"], said.stderr
+
+
 async def test_an_agent_in_typescript_needs_the_endpoint_and_a_key(
     program: Path, store: Store, settings: Settings, tmp_path: Path
 ) -> None:

@@ -155,8 +155,8 @@ class ChatChoice(Choice):
         }
 
     def _token(self, token_id: int, logprob: float) -> JsonObject:
-        text = self._policy.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, as_bytes = self._policy.token_text(token_id), self._policy.token_bytes(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(as_bytes)}
 
 
 class CompletionChoice(Choice):
@@ -195,7 +195,7 @@ class CompletionChoice(Choice):
             "token_logprobs": list(piece.logprobs),
             "tokens": tokens,
             "top_logprobs": [
-                {token: score} | {text(other): other_score for other, other_score in tops}
+                {text(other): other_score for other, other_score in tops} | {token: score}
                 for token, score, tops in zip(tokens, piece.logprobs, top, strict=True)
             ],
         }

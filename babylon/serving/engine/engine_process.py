@@ -24,7 +24,11 @@ from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar
 from babylon.serving.engine.choice import ChatChoice, Choice, CompletionChoice
 from babylon.serving.engine.loaded_policies import LoadedPolicy, Policies
-from babylon.serving.engine.sampler_requests import chat_requests, completion_requests
+from babylon.serving.engine.sampler_requests import (
+    chat_requests,
+    completion_requests,
+    prompt_of,
+)
 from babylon.serving.engine.sampling import Request
 from babylon.serving.engine.scheduler import MAX_BATCH, Job, Scheduler
 from babylon.serving.engine_protocol import PolicySource, engine_app, json_response, run_engine
@@ -45,8 +49,22 @@ POLICIES = web.AppKey("policies", Policies)
 HOME: web.AppKey[Home | None] = web.AppKey("home", Home)
 SCHEDULER = web.AppKey("scheduler", Scheduler)
 DEFAULTS: web.AppKey[dict[str, object]] = web.AppKey("defaults", dict)
-_UNSUPPORTED = ("functions", "suffix")
-_NO_CHAT = (*_UNSUPPORTED, "tools")
+# Fields that this engine does not have, with the values with which they change nothing.
+_UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "functions": ([],),
+    "suffix": ("",),
+    "documents": ([],),
+    "chat_template": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "truncate_prompt_tokens": (),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "prompt_logprobs": (),
+    "modalities": (["text"],),
+}
+_NO_CHAT = _UNSUPPORTED | {"tools": ([],), "chat_template_kwargs": ({},)}
 _GRAMMARS = {"tool_choice", "response_format"}  # what chats may constrain
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -117,31 +135,34 @@ async def _chat(request: web.Request) -> web.StreamResponse:
     asked = parse_chat(_checked(fields, _UNSUPPORTED, _GRAMMARS))
     policy = request.app[POLICIES].get(asked.model)
     grammar = answer_grammar(asked)
-    # in a thread: other answers must not wait for the compiler
+    # in threads: other answers must not wait for the compiler or for a long prompt
     constraint = await asyncio.to_thread(policy.constraint, grammar) if grammar else None
-    sampled = chat_requests(policy, asked, constraint)
+    sampled = await asyncio.to_thread(chat_requests, policy, asked, constraint)
     return await _sample(request, policy, asked, sampled, ChatChoice)
 
 
 async def _tokenize(request: web.Request) -> web.Response:
     asked = parse_chat(request.app[DEFAULTS] | decode_object(await request.read()))
     policy = request.app[POLICIES].get(asked.model)
-    tokens = policy.prompt(asked.messages, asked.usable_tools)
+    tokens = await asyncio.to_thread(prompt_of, policy, asked)
     return json_response({"count": len(tokens), "max_model_len": policy.context, "tokens": tokens})
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
     asked = parse_completion(_checked(decode_object(await request.read()), _NO_CHAT))
     policy = request.app[POLICIES].get(asked.model)
-    sampled = completion_requests(policy, asked)
+    sampled = await asyncio.to_thread(completion_requests, policy, asked)
     return await _sample(request, policy, asked, sampled, CompletionChoice)
 
 
 def _checked(
-    fields: dict[str, object], refused: tuple[str, ...], allowed: Collection[str] = ()
+    fields: dict[str, object],
+    refused: Mapping[str, tuple[object, ...]],
+    allowed: Collection[str] = (),
 ) -> dict[str, object]:
     unsupported = [name for name in constraints(fields) if name not in allowed]
-    if unsupported := unsupported + [name for name in refused if fields.get(name)]:
+    unsupported += [n for n, same in refused.items() if fields.get(n) not in (None, *same)]
+    if unsupported:
         raise RequestError(400, f"this engine does not support {', '.join(unsupported)}: leave out")
     return fields
 

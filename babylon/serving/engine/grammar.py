@@ -40,6 +40,10 @@ class Grammars:
                 400, f"this policy's tokens take no grammar ({error}): ask for free text"
             ) from error
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of one token."""
+        return self._tokens.decode_bytes([token_id])
+
     def start(self, grammar: str) -> "Constraint":
         """Return the state before the first token.
 

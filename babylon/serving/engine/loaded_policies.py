@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from typing import Any, cast
 
 import jinja2
@@ -24,6 +25,8 @@ from babylon.serving.engine.sampling import Completion, Request, Sampling
 from babylon.serving.engine.tool_calls import template_message
 from babylon.serving.engine_protocol import name_taken
 from babylon.serving.openai_wire import JsonObject, RequestError
+
+_PARAMETERS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,13 +48,19 @@ class LoadedPolicy:
     _token_texts: dict[int, str] = field(default_factory=dict)
 
     def prompt(
-        self, messages: list[JsonObject], tools: list[JsonObject] | None = None
+        self,
+        messages: list[JsonObject],
+        tools: list[JsonObject] | None = None,
+        variables: JsonObject | None = None,
     ) -> list[int]:
-        """Encode messages and tools as prompt tokens by the chat template.
+        """Encode messages and tools as prompt tokens by the chat template and its variables.
 
         Raises:
-            RequestError: 400, a message is malformed, or the template refuses it or has no tools.
+            RequestError: 400, a message is malformed, the template refuses it or has no tools, or a
+                variable is none that a template may be given.
         """
+        if taken := _PARAMETERS.intersection(variables or {}):
+            raise RequestError(400, f"chat_template_kwargs: leave out {', '.join(sorted(taken))}")
         plain = [template_message(message) for message in messages]
         template = str(self.tokenizer.chat_template)
         needed = {"tools": bool(tools), "tool_calls": any("tool_calls" in one for one in plain)}
@@ -62,7 +71,7 @@ class LoadedPolicy:
                     f"the chat template of {self.name!r} has no {word}: train a base with tools",
                 )
         try:
-            ids = render_prompt(self.tokenizer, plain, tools)
+            ids = render_prompt(self.tokenizer, plain, tools, variables)
         except jinja2.TemplateError as error:
             raise RequestError(400, f"the chat template refuses the messages: {error}") from error
         return ids
@@ -84,6 +93,11 @@ class LoadedPolicy:
     def encode(self, text: str) -> list[int]:
         """Encode a text, with the special tokens that the tokenizer puts before every text."""
         return list(self.tokenizer.encode(text))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Most characters of one token."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     @property
     def vocabulary(self) -> int:
@@ -119,6 +133,14 @@ class LoadedPolicy:
         if token_id not in self._token_texts:
             self._token_texts[token_id] = cast(str, self.tokenizer.decode([token_id]))
         return self._token_texts[token_id]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's bytes in UTF-8, which may be a part of a character."""
+        text = self.token_text(token_id)
+        if "\ufffd" in text:
+            with suppress(RequestError):  # a tokenizer of another kind
+                return self._grammars.bytes_of(token_id)
+        return text.encode()
 
 
 class Policies:

@@ -24,8 +24,33 @@ def chat_requests(
     Raises:
         RequestError: 400, it does not fit into the policy's context, or a message is malformed.
     """
-    prompt = policy.prompt(chat.messages, chat.usable_tools)
+    _check_size(policy, sum(len(str(one.get("content", ""))) for one in chat.messages))
+    prompt = prompt_of(policy, chat)
     return _requests(policy, prompt, chat, CHAT_TOKENS, constraint)
+
+
+def prompt_of(policy: LoadedPolicy, chat: ChatRequest) -> list[int]:
+    """Return the prompt's tokens.
+
+    Raises:
+        RequestError: 400, the chat template does not take the chat.
+    """
+    return policy.prompt(chat.messages, chat.usable_tools, chat.chat_template_kwargs)
+
+
+def _check_size(policy: LoadedPolicy, characters: int) -> None:
+    """Refuse a text that cannot fit before it is encoded, which may take seconds.
+
+    Raises:
+        RequestError: 400, it has more characters than any tokens that fit.
+    """
+    if characters > policy.context * policy.longest_token:
+        raise RequestError(
+            400,
+            f"a prompt of {characters} characters does not fit into the context of"
+            f" {policy.name!r}, {policy.context} tokens: send less",
+            code="context_length_exceeded",
+        )
 
 
 def completion_requests(policy: LoadedPolicy, asked: CompletionRequest) -> list[Request]:
@@ -35,6 +60,7 @@ def completion_requests(policy: LoadedPolicy, asked: CompletionRequest) -> list[
         RequestError: 400, a prompt is empty, has unknown tokens or does not fit.
     """
     requests = list[Request]()
+    _check_size(policy, max(len(prompt) for prompt in asked.prompts))
     for prompt in asked.prompts:
         ids = policy.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:

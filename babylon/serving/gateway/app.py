@@ -5,6 +5,7 @@ which ``x-model-version`` names. The answer ends after its call is on the disk.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 
@@ -52,6 +53,7 @@ from babylon.serving.openai_wire import RequestError, sse
 from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
 
+log = logging.getLogger(__name__)
 _MAX_NONCE = 128  # characters
 _KEPT = "gateways keep no answers; send the conversation so far with each call"
 _ABSENT = {  # paths of the official clients that have no equivalent
@@ -88,6 +90,10 @@ class Gateway:
             return
         except RequestError as error:
             await self._refuse(response, error)
+        except Exception as error:
+            log.exception("a request failed in the gateway")
+            reason = f"{type(error).__name__} in the gateway: its log says where"
+            await self._refuse(response, RequestError(500, reason))
 
     async def _dispatch(self, scope: Scope, receive: Receive, response: Response) -> None:
         match scope["method"], scope["path"]:

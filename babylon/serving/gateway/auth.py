@@ -51,6 +51,16 @@ class Principal:
             return self.digest, self.former_digest
         return (self.digest,)
 
+    @property
+    def _sole_agent(self) -> str | None:
+        """The agent whose calls these are, if there is only one."""
+        agent, *others = self.agents or ("*",)
+        return None if others or agent.endswith("*") else agent
+
+    def agent_of(self, user: str | None) -> str | None:
+        """Return the agent that OpenAI's ``user`` names, if the key does not name it itself."""
+        return self._sole_agent or user
+
     def require_all_agents(self, what: str) -> None:
         """Check that the key is not bound to agents; ``what`` concerns all of them.
 
@@ -79,8 +89,8 @@ class Principal:
                     code="wrong_agent",
                 )
             return agent_id
-        if agent_id is None and len(self.agents) == 1 and not self.agents[0].endswith("*"):
-            return self.agents[0]
+        if agent_id is None and self._sole_agent:
+            return self._sole_agent
         if agent_id is None or not any(_matches(agent_id, agent) for agent in self.agents):
             named = "no agent" if agent_id is None else f"agent {agent_id!r:.80}"
             raise RequestError(

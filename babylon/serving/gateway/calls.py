@@ -87,13 +87,16 @@ class CallHandler:
     async def _counted(
         self, exchange: Exchange, scope: Scope, receive: Receive, response: Response
     ) -> None:
-        outcome = "left"
+        outcome = "500"
         try:
             await self._answer_or_record_interruption(exchange, receive, response)
             outcome = str(response.status)
             self.table.readiness.call_ended(exchange.assigned.target.name, response.status)
         except RequestError as error:
             outcome = str(error.status)
+            raise
+        except ClientLeft:
+            outcome = "left"
             raise
         finally:
             self.metrics.called(exchange, outcome)
@@ -118,6 +121,11 @@ class CallHandler:
             status = 504 if isinstance(error, TimeoutError) else 502
             quoted = f": {error.quoted}" if isinstance(error, StreamCut) and error.quoted else ""
             raise RequestError(status, f"{reason}{quoted}: try again") from error
+        except RequestError:
+            raise
+        except Exception:  # a defect of the gateway: what was sampled is kept nevertheless
+            await self._record_interrupted(exchange, "the gateway failed")
+            raise
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:
         """Ask the engine, relay its answer, and record the call before the answer ends.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
@@ -81,6 +82,7 @@ COMPLETION = Dialect(
 DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETION)}
 
 _MAX_ID = 200  # characters
+_EXTENDED = b"utf-8''"
 _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-babylon-step"
 
 
@@ -99,23 +101,23 @@ class Identity:
         return None if self.session else self.trajectory_id
 
     @classmethod
-    def of(cls, headers: Iterable[tuple[bytes, bytes]], asked: ModelRequest) -> "Identity":
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], user: str | None) -> "Identity":
         """Read the ``x-babylon-*`` headers. OpenAI's ``user`` is the agent if there is no header.
 
         Raises:
-            RequestError: 400, a header is repeated, or its value cannot be stored.
+            RequestError: 400, a header is repeated, or its value cannot be read or stored.
         """
         given: dict[bytes, str] = {}
         for name, value in headers:
             if name.startswith(b"x-babylon-"):
                 if name in given:  # two readers could attribute the call to different agents
                     raise RequestError(400, f"{name.decode()} is sent twice: send it once")
-                given[name] = value.decode(errors="replace")
+                given[name] = header_text(name, value)
         step = given.get(_STEP)
         if step is not None and not (step.isascii() and step.isdigit() and len(step) <= 9):
             raise RequestError(400, f"x-babylon-step {step!r:.80}: send the step's number")
         return cls(
-            agent_id=_checked(_AGENT, given.get(_AGENT) or asked.user),
+            agent_id=_checked(_AGENT, given.get(_AGENT) or user),
             trajectory_id=_checked(_TRAJECTORY, given.get(_TRAJECTORY)),
             step=None if step is None else int(step),
         )
@@ -145,7 +147,9 @@ class Exchange:
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     finish_reason: str | None = None
+    usage_prompt: int | None = None  # tokens of all prompts, as the engine counts them
     completion_tokens: int | None = None
+    other_tokens: int = 0  # of the choices that are not noted
     ended_choices: int = 0
     recorded: RecordedCall | None = None  # as the rules allow it
 
@@ -198,15 +202,25 @@ class Exchange:
         self.prompt_token_ids.extend(answer.get("prompt_token_ids") or ())
         usage = answer.get("usage")
         if usage:
+            self.usage_prompt = _of_type(int, usage.get("prompt_tokens"))
             self.completion_tokens = _of_type(int, usage.get("completion_tokens"))
         choices = answer.get("choices") or []
         for choice in choices:
             self.ended_choices += bool(choice.get("finish_reason"))
-            if not choice.get("index"):
+            if choice.get("index"):
+                self.other_tokens += len(choice.get("token_ids") or ())
+            else:
                 self._note_choice(choice)
         if self.request.stream and not choices and not self.request.wants_usage:
             return None
         return self._for_client(answer, choices)
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Tokens of all prompts and of all choices. An interrupted answer has no usage."""
+        arrived = len(self.token_ids) + self.other_tokens
+        prompts = max(self.usage_prompt or 0, len(self.prompt_token_ids))
+        return prompts, max(self.completion_tokens or 0, arrived)
 
     @property
     def ended(self) -> bool:
@@ -305,13 +319,31 @@ class Exchange:
             seed=self.request.seed,
             finish_reason="interrupted" if interrupted else self.finish_reason or "unknown",
             trainable=reason is None,
-            untrainable_reason=reason,
+            untrainable_reason=None if reason is None else storable(reason),  # it may quote a field
             started_at=self.started_at,
             latency_ms=int(elapsed.total_seconds() * 1000),
             arm=self.assigned.arm,
             key_id=self.key_id,
             parameters=storable_json(msgspec.json.encode(parameters).decode()),
         )
+
+
+def header_text(name: bytes, value: bytes) -> str:
+    """Decode a header: UTF-8, or percent-encoded as ``utf-8''Jos%C3%A9`` (RFC 8187 section 3.2).
+
+    Clients of HTTP that send ASCII only need the second form for other names of agents.
+
+    Raises:
+        RequestError: 400, it is neither.
+    """
+    try:
+        if value[: len(_EXTENDED)].lower() == _EXTENDED:
+            return unquote(value[len(_EXTENDED) :].decode("ascii"), errors="strict")
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            400, f"{name.decode()} {value!r:.80} is no UTF-8: send it as utf-8''PERCENT-ENCODED"
+        ) from error
 
 
 def _add_tool_calls(calls: list[JsonObject], added: list[JsonObject]) -> None:

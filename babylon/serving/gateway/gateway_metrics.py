@@ -112,8 +112,9 @@ class GatewayMetrics:
             calls = series.calls[outcome] = self._calls.labels(*policy, outcome)
         begun, now = exchange.started_at, datetime.now(UTC)
         calls.inc()
-        series.prompt_tokens.inc(len(exchange.prompt_token_ids))
-        series.completion_tokens.inc(len(exchange.token_ids))
+        prompts, answers = exchange.used
+        series.prompt_tokens.inc(prompts)
+        series.completion_tokens.inc(answers)
         series.duration.observe((now - begun).total_seconds())
         if exchange.request.stream and exchange.first_at:
             series.first_token.observe((exchange.first_at - begun).total_seconds())

@@ -72,11 +72,7 @@ class KeyLimits:
         """Count the tokens of a call that ended."""
         if exchange.key_id in self._own:
             own = self._counted(exchange.key_id, _minute())
-            # The usage counts all choices, the noted ids those of the first; an interrupted answer
-            # has no usage.
-            said = max(exchange.completion_tokens or 0, len(exchange.token_ids))
-            tokens = own.tokens + len(exchange.prompt_token_ids) + said
-            self._own[exchange.key_id] = replace(own, tokens=tokens)
+            self._own[exchange.key_id] = replace(own, tokens=own.tokens + sum(exchange.used))
 
     async def run(self) -> NoReturn:
         while True:

@@ -23,7 +23,8 @@ async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response:
     calls.limits.keys.count_request(principal)
     fields = decode_object(await read_body(scope, receive))
     asked = parse_chat(fields)
-    agent_id = principal.attributed_agent(Identity.of(scope["headers"], asked).agent_id)
+    identity = Identity.of(scope["headers"], principal.agent_of(asked.user))
+    agent_id = principal.attributed_agent(identity.agent_id)
     with calls.table.take(asked.model, agent_id or principal.key_id) as assigned:
         name = assigned.target.name
         body = msgspec.json.encode({**free_of_strict(fields), "model": name})

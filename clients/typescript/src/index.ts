@@ -169,8 +169,8 @@ export class TrajectoryPlay {
   /** The headers that tie a call to the next step of this trajectory. */
   get headers(): Record<string, string> {
     return {
-      ...(this.agentId === undefined ? {} : { "x-babylon-agent": this.agentId }),
-      "x-babylon-trajectory": this.trajectoryId,
+      ...(this.agentId === undefined ? {} : { "x-babylon-agent": ascii(this.agentId) }),
+      "x-babylon-trajectory": ascii(this.trajectoryId),
       "x-babylon-step": String(this.nextStep),
     };
   }
@@ -193,6 +193,11 @@ export class TrajectoryPlay {
     await this.client.send({ type: "finish", trajectory_id: this.trajectoryId, ...fields });
     this.finished = true;
   }
+}
+
+/** A header's value as it is, or percent-encoded (RFC 8187): headers are ASCII. */
+function ascii(value: string): string {
+  return /^[ -~]*$/.test(value) ? value : `utf-8''${encodeURIComponent(value)}`;
 }
 
 async function read(answer: Response): Promise<EventResult[]> {

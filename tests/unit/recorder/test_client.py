@@ -58,6 +58,13 @@ async def test_the_client_for_asyncio_waits_alike(slept: list[float]) -> None:
     assert slept == WAITS
 
 
+def test_headers_name_any_agent_in_ascii() -> None:
+    with PlayClient("http://gateway", "key") as client:
+        for name, sent in ("agent 7%", "agent 7%"), ("José", "utf-8''Jos%C3%A9"):
+            headers = httpx.Headers(client.trajectory(name, trajectory_id=name).headers)
+            assert headers["x-babylon-agent"] == headers["x-babylon-trajectory"] == sent
+
+
 def test_what_is_refused_for_good_is_not_sent_again(slept: list[float]) -> None:
     with PlayClient("http://gateway", "key") as client:
         client._http = httpx.Client(base_url="http://gateway", transport=gateway((409, {})))

@@ -4,7 +4,15 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from babylon.serving.openai_wire import constraints, free_of_strict, unknown_fields
+from babylon.serving.openai_wire import (
+    MAX_DEPTH,
+    RequestError,
+    constraints,
+    decode_object,
+    free_of_strict,
+    other_parts,
+    unknown_fields,
+)
 
 OPENAI = {
     *chat_create_params.CompletionCreateParamsBase.__annotations__,
@@ -82,3 +90,21 @@ def test_strict_is_left_out_of_tools_that_need_not_be_called() -> None:
     ]
     for same in forced:
         assert free_of_strict(same) is same
+
+
+@pytest.mark.parametrize("messages", [["x"], "x", {"content": 1}, [{"content": 1}], None])
+def test_a_field_that_a_completion_does_not_have_may_hold_anything(messages: object) -> None:
+    assert other_parts({"prompt": "x", "messages": messages}) == []
+
+
+def test_a_body_is_refused_at_one_depth_whatever_comes_later() -> None:
+    def body(depth: int) -> bytes:
+        return b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+
+    assert decode_object(body(MAX_DEPTH))
+    for depth in MAX_DEPTH + 1, 985, 2000:
+        with pytest.raises(RequestError) as caught:
+            decode_object(body(depth))
+        assert caught.value.status == 400
+    wide = b'{"x":[' + b"[]," * 2000 + b"[]]}"
+    assert len(decode_object(wide)["x"]) == 2001

@@ -27,7 +27,7 @@ class Callers:
             RequestError: 400, a header cannot be used; 403, the agent or the trajectory is not the
                 key's.
         """
-        identity = Identity.of(headers, asked)
+        identity = Identity.of(headers, principal.agent_of(asked.user))
         agent_id = principal.attributed_agent(identity.agent_id)
         if agent_id != identity.agent_id:
             identity = replace(identity, agent_id=agent_id)

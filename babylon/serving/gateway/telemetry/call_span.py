@@ -63,8 +63,8 @@ def attributes(exchange: Exchange, outcome: str, route: str) -> Attributes:
             found[f"gen_ai.request.{name}"] = float(value)
     if exchange.first_at:  # the engine answered
         found |= {
-            "gen_ai.usage.input_tokens": len(exchange.prompt_token_ids),
-            "gen_ai.usage.output_tokens": exchange.completion_tokens or len(exchange.token_ids),
+            "gen_ai.usage.input_tokens": exchange.used[0],
+            "gen_ai.usage.output_tokens": exchange.used[1],
             "gen_ai.response.finish_reasons": [exchange.finish_reason or "unknown"],
         }
         if asked.stream:

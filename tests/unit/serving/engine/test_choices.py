@@ -9,6 +9,7 @@ import torch
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+from babylon.serving.engine.loaded_policies import load
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
 from tests.unit.serving.engine.test_constrained_answers import HELLO, engine_of
 
@@ -116,6 +117,13 @@ async def test_prompts_in_a_batch_get_the_answers_of_single_ones(client: AsyncOp
     assert texts == [choice.text for choice in batch.choices]
     sizes = {len(place) for place in alone[0].logprobs.top_logprobs}  # type: ignore[union-attr]
     assert max(sizes) == 3  # the drawn one, and the two likeliest; parts of characters look alike
+
+
+def test_the_bytes_of_tokens_join_to_characters(path: Path) -> None:
+    policy = load("p", str(path), 0)
+    ids = TOKENIZER.encode("aé€\ufffd", add_special_tokens=False)
+    assert len(ids) > 4  # some are parts of characters
+    assert b"".join(map(policy.token_bytes, ids)).decode() == "aé€\ufffd"
 
 
 async def test_a_models_card_is_found_by_its_name(client: AsyncOpenAI) -> None:

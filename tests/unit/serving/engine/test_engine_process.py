@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from babylon.serving.engine.engine_process import POLICIES, SCHEDULER, make_app
-from babylon.serving.engine.loaded_policies import load
+from babylon.serving.engine.loaded_policies import LoadedPolicy, load
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import SECRET
 from tests.tiny_policy import save_tiny_policy
@@ -179,6 +180,24 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
         ({"seed": 2**70}, 400, "$.seed"),
         ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
         ({"top_logprobs": 5}, 400, "top_logprobs=5"),
+        ({"stop": ["x"] * 33}, 400, "$.stop"),
+        ({"stop": "x" * 1001}, 400, "$.stop"),
+        ({"chat_template_kwargs": {"tokenize": False}}, 400, "leave out tokenize"),
+        *(
+            ({name: value}, 400, f"does not support {name}")
+            for name, value in {
+                "stop_token_ids": [1],
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+                "chat_template": "x",
+                "truncate_prompt_tokens": 2,
+                "skip_special_tokens": False,
+                "include_stop_str_in_output": True,
+                "documents": [{}],
+                "prompt_logprobs": 1,
+                "modalities": ["audio"],
+            }.items()
+        ),
     ],
 )
 async def test_bad_request_is_refused_in_openai_shape(
@@ -189,6 +208,58 @@ async def test_bad_request_is_refused_in_openai_shape(
     assert response.status == status
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+async def test_fields_with_their_usual_values_are_taken(engine: TestClient[Any, Any]) -> None:
+    usual = {"add_generation_prompt": True, "modalities": ["text"], "stop_token_ids": []}
+    await post(engine, **usual, skip_special_tokens=True, chat_template_kwargs={})
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
+    engine: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadedPolicy, "prompt", None)
+    monkeypatch.setattr(LoadedPolicy, "encode", None)
+    text = "x" * 20_000
+    fields = {"messages": [{"role": "user", "content": text}]}
+    answers = [await engine.post("/v1/chat/completions", json=chat(**fields))]
+    asked = {"model": "p-v1", "prompt": text}
+    answers.append(await engine.post("/v1/completions", json=asked))
+    for answer in answers:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_prompt_is_encoded_while_others_are_answered(
+    engine: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, encode = threading.Event(), threading.Event(), LoadedPolicy.prompt
+
+    def long(*arguments: Any) -> list[int]:
+        begun.set()
+        assert go_on.wait(20)
+        return encode(*arguments)
+
+    monkeypatch.setattr(LoadedPolicy, "prompt", long)
+    asked = asyncio.create_task(post(engine, max_tokens=1))
+    await asyncio.to_thread(begun.wait, 20)
+    assert (await engine.get("/v1/models")).status == 200 and not asked.done()
+    go_on.set()
+    await asked
+
+
+async def test_the_template_gets_its_variables(engine: TestClient[Any, Any]) -> None:
+    assert engine.app is not None
+    policy = engine.app[POLICIES].get("p-v1")
+    own = policy.tokenizer.chat_template
+    policy.tokenizer.chat_template = "{{ mood }}"
+    try:
+        for mood in "aX", "bY":
+            asked = chat(chat_template_kwargs={"mood": mood})
+            told = await (await engine.post("/tokenize", json=asked)).json()
+            assert policy.tokenizer.decode(told["tokens"]) == mood
+    finally:
+        policy.tokenizer.chat_template = own
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff\xfe", b'"x"', b"[" * 100_000])

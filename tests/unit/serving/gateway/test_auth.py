@@ -114,3 +114,9 @@ def test_the_local_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) 
     path.write_text("something else")
     with pytest.raises(ConfigError, match=r"local\.key holds no babylon key"):
         local_key(home)
+
+
+def test_the_users_of_a_client_are_agents_unless_the_key_names_its_own() -> None:
+    assert bound("alice").agent_of("end user 7") == "alice"
+    for key in bound("alice", "bob"), bound("fleet-*"):
+        assert key.agent_of("bob") == "bob"

@@ -146,11 +146,31 @@ def test_usage_chunk_is_withheld_from_a_client_that_did_not_ask_for_it() -> None
     assert silent.completion_tokens == asked.completion_tokens == 2
 
 
+def test_the_tokens_of_all_prompts_and_choices_count_also_without_a_usage() -> None:
+    said = exchange(n=2)
+    (choice,) = answer()["choices"]
+    others = [{**choice, "index": index} for index in range(2)]
+    said.note({"choices": others, "prompt_token_ids": [1, 2, 3]})  # broken off
+    assert said.used == (3, 4)
+    said.note({"choices": [], "usage": {"prompt_tokens": 90, "completion_tokens": 5}})
+    assert said.used == (90, 5)
+
+
+def test_a_reason_that_quotes_a_field_can_be_stored() -> None:
+    reason = flaw_of(answer(), **{"\0x": 1})
+    assert reason is not None and "\0" not in reason
+
+
+@pytest.mark.parametrize("sent", ["José".encode(), b"utf-8''Jos%C3%A9", b"UTF-8''Jos%c3%a9"])
+def test_an_agents_name_comes_in_utf_8_or_in_ascii(sent: bytes) -> None:
+    assert Identity.of([(b"x-babylon-agent", sent)], None).agent_id == "José"
+
+
 def test_user_stands_in_for_the_agent_header() -> None:
     chat = exchange(user="from-body").request
     header = [(b"x-babylon-agent", "from-header-é".encode()), (b"x-babylon-step", b"12")]
-    assert Identity.of([], chat).agent_id == "from-body"
-    assert Identity.of(header, chat) == Identity(
+    assert Identity.of([], chat.user).agent_id == "from-body"
+    assert Identity.of(header, chat.user) == Identity(
         agent_id="from-header-é", trajectory_id=None, step=12
     )
 
@@ -162,10 +182,12 @@ def test_user_stands_in_for_the_agent_header() -> None:
         (b"x-babylon-step", "٣".encode()),
         (b"x-babylon-step", b"9999999999"),
         (b"x-babylon-agent", b"a\x07b"),
+        (b"x-babylon-agent", "José".encode("latin-1")),
+        (b"x-babylon-agent", b"utf-8''Jos%E9"),
         (b"x-babylon-trajectory", b"t" * 201),
     ],
 )
 def test_identity_that_cannot_be_stored_is_refused(header: tuple[bytes, bytes]) -> None:
     with pytest.raises(RequestError, match=header[0].decode()) as caught:
-        Identity.of([header], exchange().request)
+        Identity.of([header], None)
     assert caught.value.status == 400

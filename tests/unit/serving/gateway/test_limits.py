@@ -161,9 +161,7 @@ def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tokens_of_all_choices_count_for_the_key() -> None:
     limits = KeyLimits(cast(Store, None), "test")
     key = key_with(tokens_per_minute=30)
-    said = SimpleNamespace(
-        key_id="k", prompt_token_ids=[1] * 4, token_ids=[2] * 8, completion_tokens=32
-    )
+    said = SimpleNamespace(key_id="k", used=(4, 32))
     with limits.admitted(key):
         limits.spend(cast(Exchange, said))
     with pytest.raises(RequestError, match="has 36 tokens"), limits.admitted(key):
