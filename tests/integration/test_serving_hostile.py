@@ -162,16 +162,16 @@ async def test_a_key_speaks_for_its_agents_only(gateway: Canned) -> None:
         await until_known(client)
         for named in (
             {"extra_headers": {"x-babylon-agent": "bob"}},
-            {"user": "bob"},
             {"user": "alice", "extra_headers": {"x-babylon-agent": "bob"}},
         ):
             with pytest.raises(openai.PermissionDeniedError, match="key is for alice"):
                 await client.chat.completions.create(**BODY, **named)
         await client.chat.completions.create(**BODY)
+        await client.chat.completions.create(**BODY, user="bob")  # a user of alice's
     async with gateway.client(str(new_key())) as client:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(**BODY)
-    assert [row["agent_id"] for row in await gateway.rows()] == ["alice"]
+    assert [row["agent_id"] for row in await gateway.rows()] == ["alice", "alice"]
 
 
 async def test_an_identity_that_is_sent_twice_is_refused(gateway: Canned) -> None:

@@ -14,7 +14,6 @@ from babylon.serving.gateway.arm_pins import ArmPins
 from babylon.serving.gateway.asgi import (
     EVENT_STREAM,
     ClientLeft,
-    Headers,
     Receive,
     Response,
     Scope,
@@ -23,7 +22,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineDownError, arriving_bytes
-from babylon.serving.gateway.engine_connections import EngineResponse
+from babylon.serving.gateway.engine_errors import error_body_of
 from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.event_stream import StreamCut, decoded, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
@@ -145,7 +144,8 @@ class CallHandler:
                 raise RequestError(503, str(error), code="unavailable") from error
             async with upstream:
                 if upstream.status != 200:
-                    await self.relay_error(upstream, response, headers, name)
+                    body = await error_body_of(upstream, name, self.loader)
+                    await response.whole(body, status=upstream.status, headers=headers)
                 elif exchange.request.stream:
                     await response.start(200, [*EVENT_STREAM, *headers])
                     end = await relay(arriving_bytes(upstream), exchange, response.write)
@@ -155,27 +155,6 @@ class CallHandler:
                     answer = noted(decoded(await upstream.read()), exchange)
                     exchange.recorded = await self.recorder.record(exchange.record())
                     await response.whole(msgspec.json.encode(answer), headers=headers)
-
-    async def relay_error(
-        self, upstream: EngineResponse, response: Response, headers: Headers, name: str
-    ) -> None:
-        """Relay the error of the engine that serves the policy ``name``.
-
-        Raises:
-            RequestError: 503, the engine has lost the policy, or refuses the gateway.
-        """
-        body = await upstream.read()
-        match upstream.status:
-            case 404:  # only loaded policies are asked, so the engine lost this one
-                self.loader.look()
-                raise RequestError(503, f"the engine lost {name}: try again", code="unavailable")
-            case 401 | 403:  # the client's key is good
-                raise RequestError(
-                    503,
-                    "the engine refuses the gateway: give both homes one engine.key",
-                    code="unavailable",
-                )
-        await response.whole(body, status=upstream.status, headers=headers)
 
     async def _record_interrupted(self, exchange: Exchange, reason: str) -> None:
         """Record an interrupted answer that has at least one token, as not trainable."""

@@ -7,6 +7,7 @@ import msgspec
 from babylon.serving.gateway.asgi import Receive, Response, Scope, read_body
 from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.engine_client import EngineDownError
+from babylon.serving.gateway.engine_errors import error_body_of
 from babylon.serving.gateway.exchange import Identity
 from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
 
@@ -35,9 +36,10 @@ async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response:
                     await calls.engine.call("/tokenize", body, name) as upstream,
                 ):
                     if upstream.status != 200:
-                        await calls.relay_error(upstream, response, [], name)
+                        body = await error_body_of(upstream, name, calls.loader)
                     else:
-                        await response.whole(await upstream.read())
+                        body = await upstream.read()
+                    await response.whole(body, status=upstream.status)
             except (EngineDownError, OSError) as error:
                 reason = f"the engine did not count the tokens ({error}): try again"
                 raise RequestError(503, reason, code="unavailable") from error
