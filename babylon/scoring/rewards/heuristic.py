@@ -9,7 +9,7 @@ orders equal profits by their risk, and rarely outweighs a difference in profit.
 an agent that only posts, or that bets one dollar, scores like an agent that holds.
 
 A malformed reply or refused action costs ``FAILURE_USD`` more than the largest loss of anyone's
-step in its world at its tick. Otherwise it would be the best answer where trades lose (decision 97).
+step in its world at its tick. Otherwise it would be the best answer where all lose (decision 97).
 
 One lucky trade must not make all others look equal. Of the distances to the median, the one that
 nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away than
