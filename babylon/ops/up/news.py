@@ -17,13 +17,13 @@ import aiohttp
 import asyncpg
 
 from babylon.core.settings import WindowSettings
-from babylon.core.windows import MAX_ATTEMPTS
+from babylon.core.windows import MAX_ATTEMPTS, Clock
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.stages.freshness import stale_play
 from babylon.store import Store
 from babylon.store.approvals import Approval, open_approvals
-from babylon.store.connection import read_clock
+from babylon.store.connection import clock_of
 from babylon.store.flow_state import newest_play
 from babylon.store.routes import Route, all_routes
 
@@ -74,7 +74,7 @@ async def tell_news(
     while True:
         try:
             async with opening() as store:
-                now = (await read_clock(store)).now
+                now = (await _clock(store)).now
                 found = await read_news(store, windows, since or now - BACK)
             if told is None:  # this supervisor has just started
                 told = await _heard(http, api, [one.key for one in found])
@@ -99,7 +99,7 @@ async def _heard(http: aiohttp.ClientSession, api: PrefectApi, keys: Sequence[UU
 
 async def read_news(store: Store, windows: WindowSettings, since: datetime) -> list[NewsItem]:
     """Return what happened since a moment, and what is wrong at present; oldest first."""
-    clock = await read_clock(store)
+    clock = await _clock(store)
     found = [_begun(row) for row in await store.pool.fetch(_BEGUN, since)]
     found += [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
     found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS)]
@@ -116,6 +116,12 @@ async def read_news(store: Store, windows: WindowSettings, since: datetime) -> l
             )
         )
     return sorted(found, key=lambda one: one.at)
+
+
+async def _clock(store: Store) -> Clock:
+    """Read our own database's clock, because that of the game may be away."""
+    async with store.pool.acquire() as connection:
+        return await clock_of(connection)
 
 
 _BEGUN = """
