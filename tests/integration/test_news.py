@@ -189,6 +189,38 @@ async def test_news_reach_prefect_once_although_it_was_away_and_the_supervisor_w
     ]
 
 
+async def test_a_window_that_changes_again_hours_later_alerts_once(
+    store: Store,
+    settings: Settings,
+    prefect: tuple[PrefectApi, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(news, "LOOK_S", 0.02)
+    api, heard = prefect
+    await claim_window(store, LATER, owner="one", lease_s=60)
+    level = {"judge_level": "heuristic"}
+    # The news of another window's begin shows that a look has seen the change.
+    changes = ("now()", "now() - interval '2 hours'", "now()")
+    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+        opening = partial(open_store, settings)
+        telling = asyncio.create_task(tell_news(opening, settings.windows, http, api))
+        for hour, moment in enumerate(changes, start=12):
+            await store.pool.execute(
+                f"UPDATE babylon.windows SET metrics = $1, updated_at = {moment}"
+                " WHERE window_id = $2",
+                level,
+                LATER.key,
+            )
+            other = parse_window_id(f"2025-11-14T{hour}:00")
+            await claim_window(store, other, owner="one", lease_s=60)
+            while f"babylon.window.{other.key}" not in [
+                event["resource"]["prefect.resource.id"] for event in heard
+            ]:
+                await asyncio.sleep(0.02)
+        telling.cancel()
+    assert [event["event"] for event in heard].count("babylon.judge.budget") == 1
+
+
 async def test_an_outage_of_the_game_hides_no_news_and_stops_no_start(
     blank_database_url: str, store: Store, settings: Settings
 ) -> None:

@@ -70,17 +70,18 @@ async def tell_news(
 ) -> None:
     """Send new events to Prefect until cancelled. Events that it does not take are sent later."""
     since: datetime | None = None
-    told: set[UUID] | None = None
+    told = set[UUID]()
     while True:
         try:
             async with opening() as store:
                 now = (await _clock(store)).now
                 found = await read_news(store, windows, since or now - BACK)
-            if told is None:  # this supervisor has just started
-                told = await _heard(http, api, [one.key for one in found])
+            # Prefect's memory is longer: this supervisor may have started just now, or have
+            # forgotten news of a window that changed again.
+            told |= await _heard(http, api, [one.key for one in found if one.key not in told])
             if fresh := [one.body() for one in found if one.key not in told]:
                 await call(http, api, "POST", "events", fresh)
-            told = {one.key for one in found}  # what is older is not read again
+            told = {one.key for one in found}
             since = now - BACK  # again, because a commit becomes visible after its time
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("news cannot be told to Prefect now: %r", error)
