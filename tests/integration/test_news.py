@@ -99,6 +99,9 @@ async def test_a_window_that_is_given_up_or_lost_is_stuck(store: Store, settings
         MAX_ATTEMPTS,
     )
     assert "windows retry 2025-11-14T11:00" in (await told(store, settings))["window.stuck"]
+    # Prefect has forgotten that it was told, and would alert at each start of a supervisor.
+    await store.pool.execute("UPDATE babylon.windows SET updated_at = now() - interval '7 days'")
+    assert "window.stuck" not in await told(store, settings)
 
 
 async def test_promotions_and_rollbacks_are_told_apart(store: Store, settings: Settings) -> None:

@@ -29,6 +29,8 @@ from babylon.store.routes import Route, all_routes
 
 LOOK_S = 30.0
 BACK = timedelta(hours=1)  # so that a restart of the supervisor loses nothing
+# Prefect forgets an event after seven days, and would then alert again at each start.
+_MEMORY = timedelta(days=6)
 _PAGE = 50  # events that Prefect's API returns at most
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ async def read_news(store: Store, windows: WindowSettings, since: datetime) -> l
     clock = await _clock(store)
     found = [_begun(row) for row in await store.pool.fetch(_BEGUN, since)]
     found += [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
-    found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS)]
+    found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS, _MEMORY)]
     found += _of_routes(await all_routes(store), since)
     found += [_asked(one) for one in await open_approvals(store)]
     found += [_late(row) for row in await store.pool.fetch(_LATE, since)]
@@ -180,7 +182,7 @@ def _asked(question: Approval) -> NewsItem:
 _STUCK = """
 SELECT window_id, epoch, updated_at, reason FROM babylon.windows
 WHERE attempts >= $1 AND state NOT IN ('deployed', 'rejected', 'skipped')
-  AND coalesce(lease_until <= now(), true)
+  AND coalesce(lease_until <= now(), true) AND updated_at > now() - $2::interval
 """
 
 
