@@ -14,6 +14,7 @@ from babylon.flows.attempt import attempt
 from babylon.flows.gpu_stage import Placement
 from babylon.stages.pending import pending_windows
 from babylon.store import open_store
+from babylon.tasks.experiment import review_running
 from babylon.tasks.progress import announce
 
 log = logging.getLogger("babylon.flows")
@@ -51,6 +52,8 @@ async def backfill(
     """
     settings = await settings_with(overrides, blocks)
     async with open_store(settings) as store:
+        # Also while training is on hold, when no window's run does it.
+        await review_running(store, settings.windows, settings.experiment)
         waiting = await pending_windows(
             store, settings.windows, settings.quality, hours=hours, first=first, last=last
         )

@@ -1,21 +1,25 @@
-"""Experiment: review the one that runs before a window is trained."""
+"""Experiment: review the one that runs, before a window is trained and at each look for windows."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 
 import msgspec
 
-from babylon.core.settings import Settings
+from babylon.core.errors import BabylonError, reason_of
+from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
 from babylon.core.types import Claim
 from babylon.deployment.change import checks_under
-from babylon.deployment.decide_experiment import decide
+from babylon.deployment.decide_experiment import decide, end_without_window
 from babylon.evaluation.experiment.review_page import WORDS, review_markdown
 from babylon.evaluation.experiment.review_records import Review
 from babylon.stages.turn import require_no_experiment
-from babylon.store import open_store
+from babylon.store import Store, open_store
 from babylon.store.routes import current_route
 from babylon.tasks.page import leave_page
 from babylon.tasks.stage import stage
+
+log = logging.getLogger("babylon.flows")
 
 
 @stage("experiment")
@@ -38,6 +42,24 @@ async def experiment(settings: Settings, claim: Claim) -> None:
         if decided:
             await leave_review(asdict(decided.review))
         await require_no_experiment(store, claim)
+
+
+async def review_running(
+    store: Store, windows: WindowSettings, experiment: ExperimentSettings
+) -> None:
+    """End the running experiment if it must not wait for a window's run, and leave its page.
+
+    A failure is logged, because the windows are trained all the same.
+    """
+    try:
+        if decided := await end_without_window(store, windows, experiment):
+            await leave_review(asdict(decided.review))
+    except Exception as error:
+        log.error(
+            "the running experiment was not reviewed: %s",
+            reason_of(error),
+            exc_info=None if isinstance(error, BabylonError) else error,
+        )
 
 
 async def leave_review(numbers: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""The decision that a window's run takes about the running experiment."""
+"""The decision about the running experiment: that of a window's run, or of nobody's."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,9 @@ from babylon.evaluation.experiment.review import review
 from babylon.evaluation.experiment.review_records import Review
 from babylon.store.connection import Store
 from babylon.store.policies import get_policy
-from babylon.store.routes import Route, Split
+from babylon.store.routes import Route, Split, list_routes
+
+REVIEWER = "experiment review"  # author of routes that end an experiment without a window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,31 @@ async def decide(
         and (strategy == "canary" or await _judged_live(store, route.split))
     ):
         change = await run_experiment(store, run_checks, "canary", None, share, request)
+    return Decided(review=found, change=change)
+
+
+async def end_without_window(
+    store: Store, windows: WindowSettings, experiment: ExperimentSettings
+) -> Decided | None:
+    """End the running experiment if its challenger does harm or its time is over.
+
+    No window is trained while training is on hold, or while all of them fail. A challenger must not
+    keep its share for that long. Nothing is promoted here, and no share grows: that is left to the
+    next window's run. Return ``None`` if no experiment runs.
+
+    Raises:
+        BabylonError: As ``change_route`` raises it.
+    """
+    routes = await list_routes(store, limit=1)  # none in a new database
+    if not routes or (split := routes[0].split) is None:
+        return None
+    if (found := await review(store, windows, experiment)) is None:  # it ended a moment ago
+        return None
+    change = None
+    if found.decision in ("rollback", "keep"):
+        reason = f"{split.mode}: {found.reason}"
+        request = ChangeRequest(author=REVIEWER, reason=reason, route=routes[0])
+        change = await roll_back(store, request)
     return Decided(review=found, change=change)
 
 

@@ -20,7 +20,7 @@ from babylon.store import open_store
 
 async def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    async with open_store(settings) as store:
+    async with open_store(settings, game_may_be_away=True) as store:
         supervised = asyncio.create_task(exit_with_supervisor())
         # uvicorn raises the signal again after it stopped, which must not end the cleanup here.
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,6 +3,7 @@
 Windows close and leases end by the database's clock, because all workers share it.
 """
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -41,6 +42,7 @@ _OPERATOR = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.SerializationError,  # a replica cancels reads that hold up its replay
 )
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,13 @@ class DatabaseStatus:
 
 
 @asynccontextmanager
-async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncIterator[Store]:
+async def open_store(
+    settings: Settings, *, migrate: bool = False, game_may_be_away: bool = False
+) -> AsyncIterator[Store]:
     """Open the database that ``settings`` name; the embedded one is always migrated first.
+
+    ``game_may_be_away``: for those that live on our own tables. While ``GAME_DATABASE_URL`` does
+    not answer, the store opens all the same, and each read of the game tries to connect.
 
     Raises:
         DatabaseError: the database is down, refuses the connection, or is not migrated.
@@ -94,9 +101,23 @@ async def open_store(settings: Settings, *, migrate: bool = False) -> AsyncItera
             await run_migrations(address)
             address, status = await _look(address)
         with _working(address):
-            async with open_pool(address) as pool, _game_pool(settings.database, pool) as game:
+            async with (
+                open_pool(address) as pool,
+                _game_pool(settings.database, pool, game_may_be_away) as (game, apart, away),
+            ):
                 ours = bool(status.game_tables_ours)
-                yield await _store(settings.home, pool, game, ours, address)
+                if away:  # the game's tables are taken to be in order, and only to be read
+                    yield Store(
+                        home=settings.home,
+                        pool=pool,
+                        game=game,
+                        game_tables_ours=ours,  # those beside our schema are there to be written
+                        has_game_tables=True,
+                        game_problem="",
+                        records=False,
+                    )
+                else:
+                    yield await _store(settings.home, pool, (game, apart), ours, address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,18 +239,29 @@ async def _look(address: Address) -> tuple[Address, DatabaseStatus]:
 
 @asynccontextmanager
 async def _game_pool(
-    database: DatabaseSettings, pool: Pool
-) -> AsyncIterator[tuple[Pool, Address | None]]:
-    """Open the pool for reads of the game's tables; our own without a GAME_DATABASE_URL."""
+    database: DatabaseSettings, pool: Pool, may_be_away: bool
+) -> AsyncIterator[tuple[Pool, Address | None, bool]]:
+    """Open the pool for reads of the game's tables; our own without a GAME_DATABASE_URL.
+
+    The last value is true while that database is away.
+    """
     if database.game_url is None:
-        yield pool, None
+        yield pool, None, False
         return
     address = parse_url(database.game_url.get_secret_value(), variable="GAME_DATABASE_URL")
+    away = False
     with _working(address):
-        async with first_session(address) as (_, address):
-            pass
+        try:
+            async with first_session(address) as (_, address):
+                pass
+        except UNREACHABLE as error:
+            if not may_be_away:
+                raise
+            log.warning("play is not read now: %s", one_line(error) or type(error).__name__)
+            # Nobody can tell now if a pooler is in between.
+            address, away = replace(address, pooled=True), True
         async with open_pool(address) as game:
-            yield game, address
+            yield game, address, away
 
 
 async def _store(

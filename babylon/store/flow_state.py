@@ -1,16 +1,20 @@
 """The state of training in a few numbers, for monitoring: no row of play is decoded."""
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from babylon.core.windows import DONE, FINISHED, WindowState
-from babylon.store.connection import Store
+from babylon.store.connection import UNREACHABLE, Store, one_line
 from babylon.store.gateways import live_gateways
 from babylon.store.judgments import spent_today
 from babylon.store.window_health import WindowHealth, newest_health
 from babylon.store.windows import lost_windows
 
+GAME_S = 5.0  # a scrape of Prometheus waits ten seconds for all figures together
+log = logging.getLogger(__name__)
 _NEWEST_PLAY = """
 SELECT max("startTime") FROM trajectories WHERE "startTime" < now() AT TIME ZONE 'UTC'
 """
@@ -49,10 +53,21 @@ class FlowState:
 
 
 async def newest_play(store: Store) -> datetime | None:
-    """Return the start of the newest trajectory, ``None`` if none can be read."""
+    """Return the start of the newest trajectory, ``None`` if none can be read.
+
+    While ``GAME_DATABASE_URL`` does not answer, none can be read: all else is told nevertheless.
+    """
     if store.game_problem:
         return None
-    newest: datetime | None = await store.game.fetchval(_NEWEST_PLAY)
+    apart = store.game is not store.pool
+    try:
+        async with asyncio.timeout(GAME_S if apart else None):
+            newest: datetime | None = await store.game.fetchval(_NEWEST_PLAY)
+    except UNREACHABLE as error:
+        if not apart:
+            raise
+        log.warning("the newest play is not read: %s", one_line(error) or type(error).__name__)
+        return None
     return newest and newest.replace(tzinfo=UTC)
 
 

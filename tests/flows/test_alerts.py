@@ -12,9 +12,11 @@ from prefect.events.schemas.automations import Automation
 
 from babylon.core.errors import ServingError
 from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up import alerts
 from babylon.ops.up.alerts import BAD_NEWS, ENDS, automations, set_up_alerts
 from babylon.ops.up.news import _EVENTS, NewsItem
 
+BAD = "babylon: bad news"
 NO_WINDOW = "babylon: no new window"
 
 
@@ -41,9 +43,8 @@ async def test_another_block_moves_the_automations_and_keeps_a_persons_change() 
         try:
             await set_up_alerts(http, api, "custom-webhook/first", 60)
             made = await _ours(client)
-            changed = {**made[NO_WINDOW], "trigger": {**made[NO_WINDOW]["trigger"], "within": 60}}
-            kept = {name: changed[name] for name in ("name", "description", "trigger", "actions")}
-            await client._client.put(f"/automations/{changed['id']}", json=kept)
+            changed = {**made[NO_WINDOW]["trigger"], "within": 60}
+            await _change(client, made[NO_WINDOW], trigger=changed)
             await set_up_alerts(http, api, "custom-webhook/second", 60)
             moved = await _ours(client)
         finally:
@@ -55,11 +56,54 @@ async def test_another_block_moves_the_automations_and_keeps_a_persons_change() 
     assert moved[NO_WINDOW]["trigger"]["within"] == 60
 
 
+@pytest.mark.parametrize("marked", [True, False])
+async def test_automations_that_nobody_changed_follow_the_settings_the_version_and_the_block(
+    monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """Also those that were made before their descriptions kept a mark."""
+    async with get_client() as client, aiohttp.ClientSession() as http:
+        api = PrefectApi(url=str(client.api_url).rstrip("/"))
+        block = CustomWebhookNotificationBlock(name="again", url="http://127.0.0.1:1/")
+        first = await block.save("again", overwrite=True)
+        try:
+            with monkeypatch.context() as older:
+                older.setattr(alerts, "BAD_NEWS", BAD_NEWS[1:])
+                await set_up_alerts(http, api, "custom-webhook/again", 60)
+            if not marked:
+                for one in (await _ours(client)).values():
+                    await _change(client, one, description=one["description"].split("; ")[0])
+            await client.delete_block_document(first)
+            second = await block.save("again")
+            await set_up_alerts(http, api, "custom-webhook/again", 240)
+            made = await _ours(client)
+            events = made[BAD]["trigger"]["expect"]
+            hours = made[NO_WINDOW]["trigger"]["within"] / 3600, made[NO_WINDOW]["actions"][0]
+            changed = {**made[BAD]["trigger"], "expect": events[1:]}
+            await _change(client, made[BAD], trigger=changed)
+            for minutes in (60, 240, 60):
+                await set_up_alerts(http, api, "custom-webhook/again", minutes)
+            left = await _ours(client)
+        finally:
+            for one in (await _ours(client)).values():
+                await client.delete_automation(one["id"])
+    assert _blocks(made) == {str(second)} != {str(first)}
+    assert sorted(events) == sorted(f"babylon.{one}" for one in BAD_NEWS)
+    assert (hours[0], hours[1]["body"]) == (8, "no window became ready for 8 hours")
+    assert sorted(left[BAD]["trigger"]["expect"]) == sorted(events[1:])
+    assert left[BAD]["description"].endswith("changed by hand")
+    assert left[NO_WINDOW]["trigger"]["within"] == 7200
+
+
 async def test_a_block_that_is_not_there_is_named() -> None:
     async with get_client() as client, aiohttp.ClientSession() as http:
         api = PrefectApi(url=str(client.api_url).rstrip("/"))
         with pytest.raises(ServingError, match=r"custom-webhook/none.*make that block"):
             await set_up_alerts(http, api, "custom-webhook/none", 60)
+
+
+async def _change(client: PrefectClient, automation: dict[str, Any], **fields: Any) -> None:
+    kept = {name: automation[name] for name in ("name", "description", "trigger", "actions")}
+    await client._client.put(f"/automations/{automation['id']}", json=kept | fields)
 
 
 async def _ours(client: PrefectClient) -> dict[str, dict[str, Any]]:

@@ -1,14 +1,16 @@
 """Backfill, continuous and publish: what they choose, and that one window never stops the rest."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import urlsplit
 
 import pytest
 from prefect.client.orchestration import get_client
 
-from babylon.core.errors import DatabaseError, TrainingError
+from babylon.core.errors import DatabaseError, ServingError, TrainingError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.core.types import Published, WindowResult
@@ -20,6 +22,7 @@ from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
 from babylon.store import Store
 from babylon.store.holds import hold
+from babylon.store.routes import current_route
 from babylon.tasks.progress import listener
 from tests.flows.conftest import Workshop, play_the_next_hour
 from tests.hub_double import TOKEN, HubState
@@ -66,6 +69,34 @@ async def test_a_hold_stops_a_backfill_before_its_next_window(
     first, second = await backfill(overrides=CENTURY)
     assert (first.status, second.status) == (WindowState.DEPLOYED, WindowState.READY)
     assert "on hold" in second.reason and workshop.trained == [WINDOW]
+
+
+async def test_a_backfill_ends_an_experiment_whose_time_is_over_also_while_training_is_on_hold(
+    played: Settings, store: Store, workshop: Workshop, pages: Callable[[str], Awaitable[list[str]]]
+) -> None:
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'lora', '/nowhere', 'tiny');"
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason, mode,"
+        " challenger_version, share, salt, created_at) VALUES (2, 0, 'operator', '', 'canary', 1,"
+        " 0.05, 'salt', now() - interval '169 hours')"
+    )
+    await hold(store, "reward watch", "the challenger games its reward")
+    assert await backfill(overrides=CENTURY) == []
+    route = await current_route(store)
+    assert (route.policy_version, route.split) == (0, None)
+    assert route.reason.startswith("canary: undecided after AB_MAX_HOURS=168")
+    (page,) = await pages("experiment")
+    assert page.startswith("# Experiment salt")
+
+
+async def test_an_experiment_that_cannot_be_reviewed_does_not_stop_a_backfill(
+    played: Settings, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = AsyncMock(side_effect=ServingError("no gateway follows"))
+    monkeypatch.setattr("babylon.tasks.experiment.end_without_window", broken)
+    (result,) = await backfill(overrides=CENTURY)
+    assert (result.status, broken.await_count) == (WindowState.DEPLOYED, 1)
 
 
 async def test_a_limit_takes_the_oldest_windows(

@@ -11,6 +11,7 @@ from babylon.core.settings import ExperimentSettings, Settings, WindowSettings
 from babylon.core.types import CANARY, Claim
 from babylon.deployment import decide_experiment
 from babylon.deployment.change import ChangeRequest, checks_under
+from babylon.deployment.decide_experiment import end_without_window
 from babylon.deployment.experiments import Experiment, run_experiment
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -229,6 +230,24 @@ async def test_a_canary_of_which_the_analysis_warns_takes_no_step(
         deciding("insufficient", **warning)
         await deploy_checkpoint(store, settings, verdict(claim, promote=False))
         assert (await current_route(store)).share == share
+
+
+@pytest.mark.parametrize(
+    ("decision", "ends"),
+    [("rollback", True), ("keep", True), ("promote", False), ("insufficient", False)],
+)
+async def test_without_a_window_an_experiment_can_only_end(
+    store: Store, settings: Settings, deciding: Deciding, decision: Decision, ends: bool
+) -> None:
+    assert await end_without_window(store, settings.windows, settings.experiment) is None
+    await begin(store, settings, "canary")
+    deciding(decision)
+    decided = await end_without_window(store, settings.windows, settings.experiment)
+    assert decided is not None and decided.review.decision == decision
+    route = await current_route(store)
+    assert (route.policy_version, route.split is None) == (0, ends)
+    if ends:
+        assert (route.author, route.reason) == ("experiment review", "canary: by the numbers")
 
 
 async def test_a_canary_begun_by_hand_is_ramped_by_hand(

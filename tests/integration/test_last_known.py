@@ -2,13 +2,15 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from babylon.core.errors import DatabaseVersionError
 from babylon.core.settings import DatabaseSettings, Settings
-from babylon.serving.gateway import follower
+from babylon.ops import admin_process
+from babylon.serving.gateway import follower, gateway_process
 from babylon.serving.gateway.app import open_gateway
 from babylon.serving.gateway.last_known import LastKnown, last_known_file, store_or_last_known
 from babylon.store import Store, open_store
@@ -36,6 +38,26 @@ async def test_a_database_of_another_version_is_not_used(
     with pytest.raises(DatabaseVersionError, match=version):
         async with store_or_last_known(opened, settings.database, settings.home, known):
             pass
+
+
+@pytest.mark.parametrize(
+    ("program", "work"),
+    [(gateway_process, "open_gateway"), (admin_process, "exit_with_supervisor")],
+)
+async def test_a_service_that_never_ran_starts_while_the_database_of_the_game_is_away(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, program: Any, work: str
+) -> None:
+    class Begun(Exception):
+        """The service got its store."""
+
+    def begin(*_: object, **__: object) -> None:
+        raise Begun
+
+    monkeypatch.setattr(program, work, begin)
+    arguments = [None] if program is gateway_process else []
+    apart = settings.replace(database={"game_url": SecretStr("postgresql://a@127.0.0.1:1/none")})
+    with pytest.raises(Begun):
+        await program.run(apart, *arguments)
 
 
 async def test_a_gateway_of_another_database_does_not_read_it(

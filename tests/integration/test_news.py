@@ -10,20 +10,29 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from pydantic import SecretStr
 
+from babylon.core.errors import DatabaseError
 from babylon.core.settings import Settings
 from babylon.core.windows import MAX_ATTEMPTS, WindowState, parse_window_id
 from babylon.ops.prefect_env import PrefectApi, api_url
 from babylon.ops.up import news
 from babylon.ops.up.news import read_news, tell_news
+from babylon.ops.up.supervisor import Supervisor
 from babylon.store import Store, open_store
 from babylon.store.approvals import answer_approval, ask_approval
+from babylon.store.flow_state import read_flow_state
+from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
 from tests.deployments import three_policies
 from tests.integration.game import insert_real_window
+from tests.switchable_relay import SwitchableRelay
 
 LATER = parse_window_id("2025-11-14T11:00")
+FIVE_HOURS_AGO = (
+    "UPDATE trajectories SET \"startTime\" = (now() - interval '5 hours') AT TIME ZONE 'UTC'"
+)
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -90,6 +99,9 @@ async def test_a_window_that_is_given_up_or_lost_is_stuck(store: Store, settings
         MAX_ATTEMPTS,
     )
     assert "windows retry 2025-11-14T11:00" in (await told(store, settings))["window.stuck"]
+    # Prefect has forgotten that it was told, and would alert at each start of a supervisor.
+    await store.pool.execute("UPDATE babylon.windows SET updated_at = now() - interval '7 days'")
+    assert "window.stuck" not in await told(store, settings)
 
 
 async def test_promotions_and_rollbacks_are_told_apart(store: Store, settings: Settings) -> None:
@@ -125,9 +137,7 @@ async def test_late_rows_drift_a_spent_budget_and_silence_are_told(
     assert found["data.drift"].endswith("unlike those before it: half of the rows were rejected")
     assert "data.stale" not in found
     await insert_real_window(store)
-    await store.pool.execute(
-        "UPDATE trajectories SET \"startTime\" = (now() - interval '5 hours') AT TIME ZONE 'UTC'"
-    )
+    await store.pool.execute(FIVE_HOURS_AGO)
     assert "no play began since" in (await told(store, settings))["data.stale"]
 
 
@@ -180,3 +190,66 @@ async def test_news_reach_prefect_once_although_it_was_away_and_the_supervisor_w
         for window, state in endings.items()
         for event in sorted(("ready", state))
     ]
+
+
+async def test_a_window_that_changes_again_hours_later_alerts_once(
+    store: Store,
+    settings: Settings,
+    prefect: tuple[PrefectApi, list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(news, "LOOK_S", 0.02)
+    api, heard = prefect
+    await claim_window(store, LATER, owner="one", lease_s=60)
+    level = {"judge_level": "heuristic"}
+    # The news of another window's begin shows that a look has seen the change.
+    changes = ("now()", "now() - interval '2 hours'", "now()")
+    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+        opening = partial(open_store, settings)
+        telling = asyncio.create_task(tell_news(opening, settings.windows, http, api))
+        for hour, moment in enumerate(changes, start=12):
+            await store.pool.execute(
+                f"UPDATE babylon.windows SET metrics = $1, updated_at = {moment}"
+                " WHERE window_id = $2",
+                level,
+                LATER.key,
+            )
+            other = parse_window_id(f"2025-11-14T{hour}:00")
+            await claim_window(store, other, owner="one", lease_s=60)
+            while f"babylon.window.{other.key}" not in [
+                event["resource"]["prefect.resource.id"] for event in heard
+            ]:
+                await asyncio.sleep(0.02)
+        telling.cancel()
+    assert [event["event"] for event in heard].count("babylon.judge.budget") == 1
+
+
+async def test_an_outage_of_the_game_hides_no_news_and_stops_no_start(
+    blank_database_url: str, store: Store, settings: Settings
+) -> None:
+    game_settings = settings.replace(database={"url": SecretStr(blank_database_url)})
+    async with open_store(game_settings, migrate=True) as game:
+        await insert_real_window(game)
+        await game.pool.execute(FIVE_HOURS_AGO)
+    relay, there = SwitchableRelay.of(game_settings)
+    apart = settings.replace(
+        database={"game_url": there.database.url},
+        prefect={"api_url": "http://127.0.0.1:1/api"},  # no database for a server of our own
+    )
+    await ensure_base(store, uri="file:///base", base_model="tiny")
+    claim = await claim_window(store, LATER, owner="one", lease_s=60)
+    await set_state(store, claim, WindowState.FAILED, reason="no judge")
+    async with relay, open_store(apart) as opened:
+        assert "data.stale" in await told(opened, apart)
+        relay.shut()
+        assert "window.failed" in await told(opened, apart)
+        flow = await read_flow_state(opened)
+        assert (flow.windows, flow.newest_play) == ({"failed": 1}, None)
+        with pytest.raises(DatabaseError, match="correct GAME_DATABASE_URL"):
+            async with open_store(apart):
+                pass
+        await Supervisor(apart)._prepare()
+        async with Supervisor(apart)._opening() as without:
+            assert "window.failed" in await told(without, apart)
+            await relay.open()
+            assert "data.stale" in await told(without, apart)

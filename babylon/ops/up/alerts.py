@@ -1,9 +1,14 @@
 """Automations that send alerts through a notification block: Slack, e-mail, a webhook and others.
 
-They are made once. A person changes their times and events in Prefect's UI, and deletes one to
-have it made again. Another ``ALERT_BLOCK`` moves them to that block.
+A person changes their times and events in Prefect's UI, and deletes one to have it made again. The
+description keeps a mark of the times and events that were made: while they are still those, they
+follow the settings and the version of Babylon. All send to the block of ``ALERT_BLOCK``.
 """
 
+import json
+import re
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 import aiohttp
@@ -13,7 +18,7 @@ from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.prefect_setup import create_automations
 
-BAD_NEWS = (
+_FIRST_BAD_NEWS = (  # before descriptions kept a mark
     "approval.asked",
     "window.failed",
     "window.stuck",
@@ -24,17 +29,19 @@ BAD_NEWS = (
     "data.stale",
     "data.drift",
 )
+BAD_NEWS = _FIRST_BAD_NEWS  # others are added here
 ENDS = ("window.finished", "checkpoint.rejected", "window.skipped")
 NO_WINDOW_S = 2 * 3600  # at least two windows
 # The fields that Prefect wants whole in an update.
 _UPDATED = ("name", "enabled", "tags", "trigger", "actions_on_trigger", "actions_on_resolve")
+_BY_HAND = "; times and events were changed by hand"
 SLA_S = 90 * 60  # from ready to the end of its work
 
 
 async def set_up_alerts(
     http: aiohttp.ClientSession, api: PrefectApi, block: str | None, minutes: int
 ) -> None:
-    """Create the missing automations for a notification block, and move those of another block.
+    """Create the missing automations for a notification block, and bring others up to date.
 
     Without a block, none is made.
 
@@ -57,9 +64,10 @@ async def set_up_alerts(
     wanted = automations(block, document["id"], minutes)
     existing = await create_automations(http, api, wanted)
     for one in wanted:
-        if (found := existing.get(one["name"])) and found["description"] != one["description"]:
-            moved = _moved(found, one["description"], document["id"])
-            await call(http, api, "PUT", f"automations/{found['id']}", moved)
+        if found := existing.get(one["name"]):
+            new = _renewed(found, one, document["id"])
+            if any(found[name] != value for name, value in new.items()):
+                await call(http, api, "PUT", f"automations/{found['id']}", new)
 
 
 def automations(block: str, block_id: str, minutes: int) -> list[dict[str, Any]]:
@@ -105,25 +113,65 @@ def _named(*events: str) -> list[str]:
     return [f"babylon.{event}" for event in events]
 
 
-def _moved(found: dict[str, Any], description: str, block_id: str) -> dict[str, Any]:
-    """Return the automation with its first notification sent to the block, otherwise unchanged."""
-    kept = {name: found[name] for name in _UPDATED}
-    actions = [dict(action) for action in found["actions"]]
-    for action in actions:
-        if action["type"] == "send-notification":
-            action["block_document_id"] = block_id
-            break
-    return {**kept, "description": description, "actions": actions}
+def _renewed(found: dict[str, Any], wanted: dict[str, Any], block_id: str) -> dict[str, Any]:
+    """Return the automation with its first notification sent to the block, and brought up to date.
+
+    Times and events that a person changed stay, as all else does.
+    """
+    new = {name: found[name] for name in (*_UPDATED, "description", "actions")}
+    new["actions"] = [dict(action) for action in found["actions"]]
+    told = next((one for one in new["actions"] if one["type"] == "send-notification"), None)
+    if told is not None:
+        told["block_document_id"] = block_id
+    if not _as_made(found, told):
+        return {**new, "description": wanted["description"].rpartition("; ")[0] + _BY_HAND}
+    if told is not None and _wording(told["body"]) == _wording(wanted["actions"][0]["body"]):
+        told["body"] = wanted["actions"][0]["body"]  # it names the hours
+    # Prefect reorders events: what is so already stays as it is.
+    same = _mark(found["trigger"]) == _mark(wanted["trigger"])
+    trigger = found["trigger"] if same else wanted["trigger"]
+    return {**new, "description": wanted["description"], "trigger": trigger}
+
+
+def _as_made(found: dict[str, Any], told: dict[str, Any] | None) -> bool:
+    """Return True if times and events are those that ``babylon up`` made."""
+    mark, description = _mark(found["trigger"]), found["description"]
+    if "; " in description:
+        return bool(description.endswith(f"; {mark}"))
+    # Made before descriptions kept the mark. The text says which hours were made.
+    hours = told and re.search(r"for (\d+) hours", told["body"])
+    within = float(found["trigger"]["within"])
+    return mark in _unmarked() and (not hours or int(hours[1]) == within // 3600)
+
+
+def _unmarked() -> set[str]:
+    """Return the marks of all that was made before descriptions kept them."""
+    lengths = [minutes for minutes in range(1, 24 * 60 + 1) if 24 * 60 % minutes == 0]
+    made = [one for minutes in lengths for one in automations("", "", minutes)]
+    first = _named(*(one for one in _FIRST_BAD_NEWS if one != "approval.asked"))
+    events = ({"expect": first, "within": 0}, {"expect": _named(*_FIRST_BAD_NEWS), "within": 0})
+    return {_mark(trigger) for trigger in (*(one["trigger"] for one in made), *events)}
+
+
+def _mark(trigger: Mapping[str, Any]) -> str:
+    """Return a short digest of a trigger's times and events."""
+    events = [sorted(trigger.get(kind) or ()) for kind in ("after", "expect")]
+    return sha256(json.dumps([float(trigger["within"]), *events]).encode()).hexdigest()[:8]
+
+
+def _wording(text: str) -> str:
+    return re.sub(r"\d+", "", text)
 
 
 def _automation(
     name: str, trigger: dict[str, Any], block: str, block_id: str, body: str
 ) -> dict[str, Any]:
     match = {"prefect.resource.id": "babylon.*"}
+    made = {"type": "event", "match": match, "threshold": 1, **trigger}
     action = {"type": "send-notification", "block_document_id": block_id, "subject": name}
     return {
         "name": name,
-        "description": f"Made by `babylon up` for ALERT_BLOCK={block}",
-        "trigger": {"type": "event", "match": match, "threshold": 1, **trigger},
+        "description": f"Made by `babylon up` for ALERT_BLOCK={block}; {_mark(made)}",
+        "trigger": made,
         "actions": [{**action, "body": body}],
     }

@@ -17,18 +17,20 @@ import aiohttp
 import asyncpg
 
 from babylon.core.settings import WindowSettings
-from babylon.core.windows import MAX_ATTEMPTS
+from babylon.core.windows import MAX_ATTEMPTS, Clock
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.stages.freshness import stale_play
 from babylon.store import Store
 from babylon.store.approvals import Approval, open_approvals
-from babylon.store.connection import read_clock
+from babylon.store.connection import clock_of
 from babylon.store.flow_state import newest_play
 from babylon.store.routes import Route, all_routes
 
 LOOK_S = 30.0
 BACK = timedelta(hours=1)  # so that a restart of the supervisor loses nothing
+# Prefect forgets an event after seven days, and would then alert again at each start.
+_MEMORY = timedelta(days=6)
 _PAGE = 50  # events that Prefect's API returns at most
 log = logging.getLogger(__name__)
 
@@ -70,17 +72,18 @@ async def tell_news(
 ) -> None:
     """Send new events to Prefect until cancelled. Events that it does not take are sent later."""
     since: datetime | None = None
-    told: set[UUID] | None = None
+    told = set[UUID]()
     while True:
         try:
             async with opening() as store:
-                now = (await read_clock(store)).now
+                now = (await _clock(store)).now
                 found = await read_news(store, windows, since or now - BACK)
-            if told is None:  # this supervisor has just started
-                told = await _heard(http, api, [one.key for one in found])
+            # Prefect's memory is longer: this supervisor may have started just now, or have
+            # forgotten news of a window that changed again.
+            told |= await _heard(http, api, [one.key for one in found if one.key not in told])
             if fresh := [one.body() for one in found if one.key not in told]:
                 await call(http, api, "POST", "events", fresh)
-            told = {one.key for one in found}  # what is older is not read again
+            told = {one.key for one in found}
             since = now - BACK  # again, because a commit becomes visible after its time
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("news cannot be told to Prefect now: %r", error)
@@ -99,10 +102,10 @@ async def _heard(http: aiohttp.ClientSession, api: PrefectApi, keys: Sequence[UU
 
 async def read_news(store: Store, windows: WindowSettings, since: datetime) -> list[NewsItem]:
     """Return what happened since a moment, and what is wrong at present; oldest first."""
-    clock = await read_clock(store)
+    clock = await _clock(store)
     found = [_begun(row) for row in await store.pool.fetch(_BEGUN, since)]
     found += [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
-    found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS)]
+    found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS, _MEMORY)]
     found += _of_routes(await all_routes(store), since)
     found += [_asked(one) for one in await open_approvals(store)]
     found += [_late(row) for row in await store.pool.fetch(_LATE, since)]
@@ -116,6 +119,12 @@ async def read_news(store: Store, windows: WindowSettings, since: datetime) -> l
             )
         )
     return sorted(found, key=lambda one: one.at)
+
+
+async def _clock(store: Store) -> Clock:
+    """Read our own database's clock, because that of the game may be away."""
+    async with store.pool.acquire() as connection:
+        return await clock_of(connection)
 
 
 _BEGUN = """
@@ -173,7 +182,7 @@ def _asked(question: Approval) -> NewsItem:
 _STUCK = """
 SELECT window_id, epoch, updated_at, reason FROM babylon.windows
 WHERE attempts >= $1 AND state NOT IN ('deployed', 'rejected', 'skipped')
-  AND coalesce(lease_until <= now(), true)
+  AND coalesce(lease_until <= now(), true) AND updated_at > now() - $2::interval
 """
 
 

@@ -87,7 +87,7 @@ class Supervisor:
 
     @property
     def _opening(self) -> Callable[[], AbstractAsyncContextManager[Store]]:
-        return partial(open_store, self.settings)
+        return partial(open_store, self.settings, game_may_be_away=True)
 
     def guard(self) -> Service:
         """The supervisor below a shell that guards it, to be started detached."""
@@ -224,7 +224,8 @@ class Supervisor:
         settings = self.settings
         async with (
             database_url(settings.database, settings.home) as url,
-            open_store(settings, migrate=True) as store,
+            # The gateway needs only our own database, also after a reboot.
+            open_store(settings, migrate=True, game_may_be_away=True) as store,
         ):
             await ensure_champion(store, settings.home, settings.model, settings.seed)
             database = {}

@@ -38,7 +38,10 @@ async def run(settings: Settings, worker: Worker | None) -> None:
     port = settings.serving.endpoint_port
     gateway_id, table = new_gateway_id(port), RouteTable()
     last_known = last_known_file(settings.home.root, port, settings.database)
-    opened, known = open_store(settings), last_known.read()
+    known = last_known.read()
+    # What was known last tells more of the game's tables than a store that opens without them.
+    alone = known is None or settings.database.url is None
+    opened = open_store(settings, game_may_be_away=alone)
     async with store_or_last_known(opened, settings.database, settings.home, known) as store:
         with suppress(*UNREACHABLE):
             await remove_dead_gateways(store, gateway_id)
