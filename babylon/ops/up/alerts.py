@@ -18,7 +18,7 @@ from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.prefect_setup import create_automations
 
-_FIRST_BAD_NEWS = (  # before descriptions kept a mark
+BAD_NEWS = (
     "approval.asked",
     "window.failed",
     "window.stuck",
@@ -29,7 +29,6 @@ _FIRST_BAD_NEWS = (  # before descriptions kept a mark
     "data.stale",
     "data.drift",
 )
-BAD_NEWS = _FIRST_BAD_NEWS  # others are added here
 ENDS = ("window.finished", "checkpoint.rejected", "window.skipped")
 NO_WINDOW_S = 2 * 3600  # at least two windows
 # The fields that Prefect wants whole in an update.
@@ -120,37 +119,17 @@ def _renewed(found: dict[str, Any], wanted: dict[str, Any], block_id: str) -> di
     """
     new = {name: found[name] for name in (*_UPDATED, "description", "actions")}
     new["actions"] = [dict(action) for action in found["actions"]]
-    told = next((one for one in new["actions"] if one["type"] == "send-notification"), None)
-    if told is not None:
-        told["block_document_id"] = block_id
-    if not _as_made(found, told):
+    told = next((one for one in new["actions"] if one["type"] == "send-notification"), {})
+    told["block_document_id"] = block_id
+    about, _, mark = found["description"].rpartition("; ")
+    if about and mark != _mark(found["trigger"]):
         return {**new, "description": wanted["description"].rpartition("; ")[0] + _BY_HAND}
-    if told is not None and _wording(told["body"]) == _wording(wanted["actions"][0]["body"]):
+    if _wording(told.get("body", "")) == _wording(wanted["actions"][0]["body"]):
         told["body"] = wanted["actions"][0]["body"]  # it names the hours
     # Prefect reorders events: what is so already stays as it is.
     same = _mark(found["trigger"]) == _mark(wanted["trigger"])
     trigger = found["trigger"] if same else wanted["trigger"]
     return {**new, "description": wanted["description"], "trigger": trigger}
-
-
-def _as_made(found: dict[str, Any], told: dict[str, Any] | None) -> bool:
-    """Return True if times and events are those that ``babylon up`` made."""
-    mark, description = _mark(found["trigger"]), found["description"]
-    if "; " in description:
-        return bool(description.endswith(f"; {mark}"))
-    # Made before descriptions kept the mark. The text says which hours were made.
-    hours = told and re.search(r"for (\d+) hours", told["body"])
-    within = float(found["trigger"]["within"])
-    return mark in _unmarked() and (not hours or int(hours[1]) == within // 3600)
-
-
-def _unmarked() -> set[str]:
-    """Return the marks of all that was made before descriptions kept them."""
-    lengths = [minutes for minutes in range(1, 24 * 60 + 1) if 24 * 60 % minutes == 0]
-    made = [one for minutes in lengths for one in automations("", "", minutes)]
-    first = _named(*(one for one in _FIRST_BAD_NEWS if one != "approval.asked"))
-    events = ({"expect": first, "within": 0}, {"expect": _named(*_FIRST_BAD_NEWS), "within": 0})
-    return {_mark(trigger) for trigger in (*(one["trigger"] for one in made), *events)}
 
 
 def _mark(trigger: Mapping[str, Any]) -> str:
