@@ -119,7 +119,9 @@ def _renewed(found: dict[str, Any], wanted: dict[str, Any], block_id: str) -> di
     """
     new = {name: found[name] for name in (*_UPDATED, "description", "actions")}
     new["actions"] = [dict(action) for action in found["actions"]]
-    told = next((one for one in new["actions"] if one["type"] == "send-notification"), {})
+    told: dict[str, Any] = next(
+        (one for one in new["actions"] if one["type"] == "send-notification"), {}
+    )
     told["block_document_id"] = block_id
     about, _, mark = found["description"].rpartition("; ")
     if about and mark != _mark(found["trigger"]):
