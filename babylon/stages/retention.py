@@ -23,7 +23,7 @@ from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.stages.in_use import kept
-from babylon.store.backup_lock import backup_lock
+from babylon.store.backup_lock import retention_lock
 from babylon.store.checkpoints_in_use import (
     Held,
     WorkedWindow,
@@ -51,9 +51,9 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
     A directory that cannot be deleted is logged and tried again after the next window.
     """
     failpoint("retire.before")
-    async with backup_lock(store, retention=True) as free:
-        if not free:
-            log.info("a backup runs: nothing is removed before the next window")
+    async with retention_lock(store) as other:
+        if other:
+            log.info("%s runs: this one removes no checkpoint", other)
             return ()
         return await _retire(
             store,
