@@ -49,6 +49,10 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
     """Delete unneeded checkpoints and return their policy versions.
 
     A directory that cannot be deleted is logged and tried again after the next window.
+
+    Raises:
+        ModelError: an adapter does not name its base model. Only what belongs to no policy was
+            deleted.
     """
     failpoint("retire.before")
     async with retention_lock(store) as other:
@@ -67,6 +71,24 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
 async def _retire(
     store: Store, home: Home, *, number: int, max_staleness: int, lookback_hours: int
 ) -> tuple[int, ...]:
+    gone: tuple[int, ...] = ()
+    unreadable: ModelError | None = None
+    try:
+        gone = await _mark(store, home, number=number, max_staleness=max_staleness)
+    except ModelError as error:  # the progress of failed updates must not pile up meanwhile
+        unreadable = error
+    failpoint("retire.marked")
+    await sweep(store, home, lookback_hours)
+    await forget_arms(store, timedelta(hours=lookback_hours))
+    for place in (home.artifacts, home.datasets):
+        await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
+    if unreadable:
+        raise unreadable
+    return gone
+
+
+async def _mark(store: Store, home: Home, *, number: int, max_staleness: int) -> tuple[int, ...]:
+    """Mark the policies whose checkpoints are no longer needed, and return their versions."""
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, home, holdings.policies)
         keep = kept(
@@ -83,11 +105,6 @@ async def _retire(
             and is_ours(home, Path(held.uri))
         )
         await mark_removed(connection, gone)
-    failpoint("retire.marked")
-    await sweep(store, home, lookback_hours)
-    await forget_arms(store, timedelta(hours=lookback_hours))
-    for place in (home.artifacts, home.datasets):
-        await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
     return gone
 
 

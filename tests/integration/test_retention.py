@@ -181,12 +181,14 @@ async def test_a_base_that_is_a_checkpoint_is_never_gone(store: Store, lean: Set
 async def test_an_adapter_without_base_keeps_all_and_is_named(store: Store, lean: Settings) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
+    orphan = make(lean.home.checkpoints / "2025-11-14T0000-e0")  # of a claim before the first one
     config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
     for broken in ("{ cut off", "{}"):
         config.write_text(broken)
         with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
             await retire_checkpoints(store, lean)
     assert await removed(store) == [] and len(there(lean)) == 3
+    assert not orphan.exists()
 
 
 async def test_a_crash_between_mark_and_deletion_is_repaired(store: Store, lean: Settings) -> None:
