@@ -1,9 +1,12 @@
 """Retire: delete checkpoints and play that are no longer needed."""
 
 import logging
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from babylon.core.errors import StorageError
+from babylon.core.home import Home, make_directory
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import remove_old_results
 from babylon.stages.retention import retire_checkpoints
@@ -13,6 +16,8 @@ from babylon.store import open_store
 from babylon.tasks.stage import stage
 
 log = logging.getLogger("babylon.flows")
+OFTEN_S = 3600.0  # with an object store, each retention asks it for many files
+_STAMP = "retention"  # in the home's ``run``: the time of the last one
 
 
 @stage("retire")
@@ -22,6 +27,7 @@ async def retire(settings: Settings) -> tuple[int, ...]:
     No step needs another one, and a step that fails stops no other: the disk would fill up. The
     first error is raised at the end, later ones are logged.
     """
+    _stamp(settings.home)
     versions: tuple[int, ...] = ()
     failures: list[Exception] = []
     with _noted(failures):
@@ -39,6 +45,21 @@ async def retire(settings: Settings) -> tuple[int, ...]:
     if failures:
         raise failures[0]
     return versions
+
+
+def retention_is_due(home: Home) -> bool:
+    """Return True unless a retention of this home began within the last hour."""
+    try:
+        age_s = time.time() - (home.root / "run" / _STAMP).stat().st_mtime
+    except OSError:
+        return True
+    return not 0 <= age_s < OFTEN_S  # the clock may have been set back
+
+
+def _stamp(home: Home) -> None:
+    with suppress(OSError, StorageError):  # on a full disk retention is needed most
+        make_directory(home.root / "run")
+        (home.root / "run" / _STAMP).touch()
 
 
 @contextmanager

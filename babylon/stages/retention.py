@@ -1,9 +1,9 @@
 """Removal of checkpoints that are no longer needed.
 
 A policy's row stays forever; only its directory is deleted. The row is marked first and the
-directory deleted after it, so a crash in between leaves a directory, which the next window's sweep
-deletes, but never a row without its weights. A directory without a row is deleted once its claim
-can no longer commit.
+directory deleted after it, so a crash in between leaves a directory, which the next sweep deletes,
+but never a row without its weights. A directory without a row is deleted once its claim can no
+longer commit.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _RESUMABLE = IN_WORK | {WindowState.FAILED}
 async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...]:
     """Delete unneeded checkpoints and return their policy versions.
 
-    A directory that cannot be deleted is logged and tried again after the next window.
+    A directory that cannot be deleted is logged and tried again by the next retention.
 
     Raises:
         ModelError: an adapter does not name its base model. Only what belongs to no policy was
@@ -212,8 +212,8 @@ def _delete(home: Home, directory: Path) -> None:
         return
     except (OSError, StorageError) as error:
         log.error(
-            "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next window tries"
-            " again",
+            "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next"
+            " retention tries again",
             directory,
             error,
         )
