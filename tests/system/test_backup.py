@@ -298,6 +298,17 @@ async def test_after_an_object_store_that_takes_nothing_the_same_restore_works(
     assert [path.name for path in (home.root / "cache" / "objects").iterdir()] == ["models%2Ftiny"]
 
 
+async def test_files_that_find_no_place_are_named_with_what_to_do(
+    backup: Path, target: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("babylon.ops.backup.restore._move", full)
+    words = r"rows are restored, but \S+/new/models is not .*No space .*another empty database"
+    await refused(target, backup, StorageError, words)
+
+
 def changed_manifest(backup: Path, **changes: object) -> None:
     path = backup / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
