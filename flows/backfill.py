@@ -16,6 +16,8 @@ from babylon.stages.pending import pending_windows
 from babylon.store import open_store
 from babylon.tasks.experiment import review_running
 from babylon.tasks.progress import announce
+from babylon.tasks.retire import retention_is_due, retire
+from babylon.tasks.stage import run_after
 
 log = logging.getLogger("babylon.flows")
 STAGE = "windows"  # name under which progress is announced
@@ -35,7 +37,7 @@ async def backfill(
 
     Each window trains the policy that the window before it left. A run that ended early can be
     started again: finished windows are skipped. A window that fails is reported, and the next one
-    is tried.
+    is tried. At the end, also of a run without a window, retention runs if it is due.
 
     Args:
         hours: Train the windows of the last hours, by default of the lookback of the settings.
@@ -67,6 +69,9 @@ async def backfill(
         log.info("%s: %s, %d of %d", window.key, results[-1].status, len(results), len(windows))
     if windows:
         announce(STAGE, len(results), len(windows))
+    # Not only after a window that ends: during a hold or an outage none does.
+    if retention_is_due(settings.home):
+        await run_after("the run", retire, settings)
     failed = [result for result in results if result.status == WindowState.FAILED]
     # A caller in this process reads the results; a deployed run shows only its state.
     if failed and placement == "deployed":

@@ -19,6 +19,8 @@ from babylon.stages.pending import pending_windows
 from babylon.store import open_store
 from babylon.store.connection import UNREACHABLE, read_clock
 from babylon.store.market_outcomes import awaits_outcomes
+from babylon.tasks.retire import retention_is_due, retire
+from babylon.tasks.stage import run_after
 
 log = logging.getLogger("babylon.flows")
 AWAITING_S = 60.0  # between looks while the last window waits for its market outcomes
@@ -58,6 +60,8 @@ async def continuous(
             waiting, truth_is_awaited = [], ""
         for window in waiting:
             yield await attempt(window.key, overrides)
+        if retention_is_due(settings.home):  # not only after a window that ends
+            await run_after("the look", retire, settings)
         settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
         moment = next_look(settings.windows, settled) + ahead
         if truth_is_awaited:

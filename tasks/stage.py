@@ -78,12 +78,15 @@ def _limited(
     return run
 
 
-async def run_after(window_id: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Run a stage of a finished window. Its failure is logged and does not reopen the window."""
+async def run_after(work: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Run a stage after finished work. Its failure is logged and does not undo the work.
+
+    ``work``: the id of a window, or the name of a run over several.
+    """
     try:
         await task(*args, **kwargs)
     except Exception as error:  # nothing that follows a finished window may undo it
-        log.error("window %s is finished; %s after it failed: %s", window_id, task.name, error)
+        log.error("%s is finished; %s after it failed: %s", work, task.name, error)
 
 
 def is_connection_error(error: object) -> bool:

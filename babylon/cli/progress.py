@@ -7,6 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from babylon.cli.output import stderr
 
+RETIRE = "retire"
 STAGES = (
     "collect",
     "validate",
@@ -18,7 +19,7 @@ STAGES = (
     "publish",
     "track",
     "publish policy",
-    "retire",
+    RETIRE,
     "pages",
 )
 WINDOWS = "windows"  # the stage that ``backfill`` announces
@@ -43,6 +44,8 @@ def stage_progress() -> Iterator[None]:
             if stage in (WINDOWS, STAGES[0]):  # the window before has ended
                 for other in set(bars) - {WINDOWS, name}:
                     progress.remove_task(bars.pop(other))
+            if name not in bars and stage == RETIRE:  # of a run, and of no window
+                return
             if name not in bars:
                 bars[name] = progress.add_task(name, total=len(STAGES), stage="")
             if name == WINDOWS:

@@ -1,9 +1,9 @@
 """Removal of checkpoints that are no longer needed.
 
 A policy's row stays forever; only its directory is deleted. The row is marked first and the
-directory deleted after it, so a crash in between leaves a directory, which the next window's sweep
-deletes, but never a row without its weights. A directory without a row is deleted once its claim
-can no longer commit.
+directory deleted after it, so a crash in between leaves a directory, which the next sweep deletes,
+but never a row without its weights. A directory without a row is deleted once its claim can no
+longer commit.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from babylon.core.settings import Settings
 from babylon.core.windows import IN_WORK, WindowState
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.stages.in_use import kept
-from babylon.store.backup_lock import backup_lock
+from babylon.store.backup_lock import retention_lock
 from babylon.store.checkpoints_in_use import (
     Held,
     WorkedWindow,
@@ -48,12 +48,16 @@ _RESUMABLE = IN_WORK | {WindowState.FAILED}
 async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...]:
     """Delete unneeded checkpoints and return their policy versions.
 
-    A directory that cannot be deleted is logged and tried again after the next window.
+    A directory that cannot be deleted is logged and tried again by the next retention.
+
+    Raises:
+        ModelError: an adapter does not name its base model. Only what belongs to no policy was
+            deleted.
     """
     failpoint("retire.before")
-    async with backup_lock(store, retention=True) as free:
-        if not free:
-            log.info("a backup runs: nothing is removed before the next window")
+    async with retention_lock(store) as other:
+        if other:
+            log.info("%s runs: this one removes no checkpoint", other)
             return ()
         return await _retire(
             store,
@@ -67,6 +71,24 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
 async def _retire(
     store: Store, home: Home, *, number: int, max_staleness: int, lookback_hours: int
 ) -> tuple[int, ...]:
+    gone: tuple[int, ...] = ()
+    unreadable: ModelError | None = None
+    try:
+        gone = await _mark(store, home, number=number, max_staleness=max_staleness)
+    except ModelError as error:  # the progress of failed updates must not pile up meanwhile
+        unreadable = error
+    failpoint("retire.marked")
+    await sweep(store, home, lookback_hours)
+    await forget_arms(store, timedelta(hours=lookback_hours))
+    for place in (home.artifacts, home.datasets):
+        await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
+    if unreadable:
+        raise unreadable
+    return gone
+
+
+async def _mark(store: Store, home: Home, *, number: int, max_staleness: int) -> tuple[int, ...]:
+    """Mark the policies whose checkpoints are no longer needed, and return their versions."""
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, home, holdings.policies)
         keep = kept(
@@ -83,11 +105,6 @@ async def _retire(
             and is_ours(home, Path(held.uri))
         )
         await mark_removed(connection, gone)
-    failpoint("retire.marked")
-    await sweep(store, home, lookback_hours)
-    await forget_arms(store, timedelta(hours=lookback_hours))
-    for place in (home.artifacts, home.datasets):
-        await asyncio.to_thread(remove_unfinished, place, UNFINISHED_S)
     return gone
 
 
@@ -195,8 +212,8 @@ def _delete(home: Home, directory: Path) -> None:
         return
     except (OSError, StorageError) as error:
         log.error(
-            "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next window tries"
-            " again",
+            "%s cannot be deleted (%s): fix the cause, or delete it by hand; the next"
+            " retention tries again",
             directory,
             error,
         )

@@ -15,7 +15,7 @@ from babylon.core.objects import changed_at, names, remove
 from babylon.core.settings import WindowSettings
 from babylon.core.windows import AT_REST, parse_window_id
 from babylon.stages.in_use import oldest_in_use, spent
-from babylon.store.backup_lock import backup_lock
+from babylon.store.backup_lock import retention_lock
 from babylon.store.call_partitions import remove_calls
 from babylon.store.connection import Store
 from babylon.store.play_in_use import (
@@ -60,8 +60,9 @@ async def retire_play(
         lookback_hours=windows.lookback_hours,
         experiment_began=await running_experiment_began(store),
     )
-    async with backup_lock(store, retention=True) as free:
-        if not free:
+    async with retention_lock(store) as other:
+        if other:
+            log.info("%s runs: this one removes no play", other)
             return RetiredPlay()
         uses = await window_uses(store)
         published = await published_windows(store, home)

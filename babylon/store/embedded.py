@@ -112,6 +112,13 @@ class EmbeddedPostgres:
             self._ensure_running()
             return True
 
+    def runs(self) -> bool:
+        """Return True if the server runs, whoever uses it, also if nobody does any more."""
+        if not self.data.exists():
+            return False
+        with self._gate():
+            return not self._is_gone()
+
     def url(self, database: str = "babylon") -> str:
         """Return the URL of a database of the running server, with the password."""
         password = (self.directory / "password").read_text()

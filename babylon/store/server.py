@@ -39,6 +39,26 @@ async def database_url(database: DatabaseSettings, home: Home) -> AsyncIterator[
         await asyncio.to_thread(server.release)
 
 
+async def stop_left_server(database: DatabaseSettings, home: Home) -> bool:
+    """Stop an embedded server whose users were all killed. Return True if there was one.
+
+    Raises:
+        DatabaseError: it does not stop.
+    """
+    if database.url is not None:
+        return False
+    from babylon.store.embedded import EmbeddedPostgres
+
+    def stop() -> bool:
+        server = EmbeddedPostgres(home.root)
+        if not server.runs():
+            return False
+        server.acquire()
+        return server.release()  # the last user stops it
+
+    return await asyncio.to_thread(stop)
+
+
 @asynccontextmanager
 async def kept_running(database: DatabaseSettings, home: Home) -> AsyncIterator[None]:
     """Keep the embedded server running: restart it when it dies.

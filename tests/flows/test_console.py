@@ -69,3 +69,14 @@ def test_months_of_windows_show_only_the_present_bar(
     assert isinstance(terminal.file, StringIO)
     last = terminal.file.getvalue().split("\x1b[?25h")[0].split("\x1b[2K")[-1]
     assert "T23:00" in last and "T22:00" not in last
+
+
+def test_retention_after_all_windows_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Console(file=StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
+    with stage_progress():
+        hear = listener.get()
+        assert hear is not None
+        hear("busy-lemur", "retire", 0, 0)
+    assert isinstance(terminal.file, StringIO)
+    assert "busy-lemur" not in terminal.file.getvalue()

@@ -1,5 +1,6 @@
 """Backfill, continuous and publish: what they choose, and that one window never stops the rest."""
 
+import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from babylon.flows import attempt
 from babylon.flows.backfill import backfill
 from babylon.flows.continuous import continuous, next_look
 from babylon.flows.publish_dataset import publish_dataset
+from babylon.ops.prefect_env import results
 from babylon.store import Store
 from babylon.store.holds import hold
 from babylon.store.routes import current_route
@@ -97,6 +99,36 @@ async def test_an_experiment_that_cannot_be_reviewed_does_not_stop_a_backfill(
     monkeypatch.setattr("babylon.tasks.experiment.end_without_window", broken)
     (result,) = await backfill(overrides=CENTURY)
     assert (result.status, broken.await_count) == (WindowState.DEPLOYED, 1)
+
+
+async def test_retention_runs_once_an_hour_also_while_no_window_ends(
+    played: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hold(store, "alice", "the game is being repaired")
+    old = results(played.home.root) / "old"
+    old.parent.mkdir(parents=True)
+
+    async def backfilled() -> None:
+        assert await backfill(overrides=CENTURY) == []
+
+    async def looked() -> None:
+        with pytest.raises(TrainingError, match="enough"):
+            await anext(continuous(CENTURY))
+
+    async def nap(_: datetime) -> None:
+        raise TrainingError("enough")
+
+    monkeypatch.setattr("babylon.flows.continuous.sleep_until", nap)
+    for run in (backfilled, looked):
+        for minutes, goes in ((61, True), (50, False), (-50, True)):
+            old.touch()
+            stamp = played.home.root / "run" / "retention"
+            for path, before in ((old, 40 * 24 * 3600), (stamp, minutes * 60)):
+                if path.exists():
+                    then = datetime.now(UTC).timestamp() - before
+                    os.utime(path, (then, then))
+            await run()
+            assert old.exists() != goes
 
 
 async def test_a_limit_takes_the_oldest_windows(

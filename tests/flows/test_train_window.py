@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.windows import Window, WindowState, parse_window_id, window_at
 from babylon.flows.backfill import backfill
@@ -22,6 +22,7 @@ from babylon.store import Store
 from babylon.store.attempts import list_attempts
 from babylon.store.policies import champion, list_policies
 from babylon.store.windows import get_window, list_windows
+from babylon.tasks import retire
 from babylon.training.backends.train_input import Progress
 from tests.conftest import real_rows
 from tests.deployments import announced
@@ -88,10 +89,37 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     assert (result.status, result.changed) == (WindowState.DEPLOYED, True)
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.DEPLOYED
-    tracked, retired = [
-        m for m in caplog.messages if m.startswith(f"window {WINDOW} is finished; ")
-    ]
+    tracked, retired = [m for m in caplog.messages if m.startswith(f"{WINDOW} is finished; ")]
     assert "cannot make the directory" in tracked and "no checkpoint was removed" in retired
+
+
+async def test_a_step_of_retention_that_fails_stops_no_other(
+    played: Settings,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ran: list[str] = []
+
+    def failing(name: str) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            ran.append(name)
+            raise OSError(f"{name} failed")
+
+        return fail
+
+    (tmp_path / "adapter_config.json").write_text("{ cut off")
+    await store.pool.execute("UPDATE babylon.policies SET uri = $1", str(tmp_path))
+    steps = ["retire_play", "remove_old_results", "remove_old_runs"]
+    for name in steps:
+        monkeypatch.setattr(retire, name, failing(name))
+    with pytest.raises(ModelError, match="no checkpoint was removed"):
+        await retire.retire.fn(played)
+    assert ran == steps
+    assert [m for m in caplog.messages if m.startswith("retire: ")] == [
+        f"retire: {name} failed" for name in steps
+    ]
 
 
 async def test_a_worse_challenger_never_serves(

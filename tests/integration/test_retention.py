@@ -17,7 +17,8 @@ from babylon.deployment.rollback import roll_back
 from babylon.stages import retention
 from babylon.stages.retention import retire_checkpoints, sweep
 from babylon.stages.train import checkpoint_directory
-from babylon.store import Store
+from babylon.store import Store, open_store
+from babylon.store.backup_lock import backup_lock, retention_lock
 from babylon.store.experiments import pin_arm
 from babylon.store.policies import ensure_base, get_policy, list_policies
 from babylon.store.proposals import proposed
@@ -180,12 +181,14 @@ async def test_a_base_that_is_a_checkpoint_is_never_gone(store: Store, lean: Set
 async def test_an_adapter_without_base_keeps_all_and_is_named(store: Store, lean: Settings) -> None:
     for hour in range(3):
         claim = await train(store, lean, hour, parent=hour)
+    orphan = make(lean.home.checkpoints / "2025-11-14T0000-e0")  # of a claim before the first one
     config = checkpoint_directory(lean.home, claim) / "adapter_config.json"
     for broken in ("{ cut off", "{}"):
         config.write_text(broken)
         with pytest.raises(ModelError, match=r"no checkpoint .*e1/adapter_config.json"):
             await retire_checkpoints(store, lean)
     assert await removed(store) == [] and len(there(lean)) == 3
+    assert not orphan.exists()
 
 
 async def test_a_crash_between_mark_and_deletion_is_repaired(store: Store, lean: Settings) -> None:
@@ -360,3 +363,35 @@ async def test_promotion_and_removal_take_turns(store: Store, lean: Settings) ->
         assert "was removed" in str(results[1]) and results[0] == (1, 2)
     else:
         assert Path((await get_policy(store, 1)).uri).exists() and results[0] == (2,)
+
+
+async def test_a_backup_waits_for_a_retention_that_outlasts_a_query(
+    store: Store, lean: Settings
+) -> None:
+    assert lean.database.url is not None
+    url = f"{lean.database.url.get_secret_value()}?socket_timeout=0.5"
+
+    async def back_up(impatient: Store) -> None:
+        async with backup_lock(impatient):
+            pass
+
+    async with open_store(lean.replace(database={"url": url})) as impatient:
+        async with retention_lock(store) as other:
+            assert other == ""
+            backup = asyncio.create_task(back_up(impatient))
+            await asyncio.sleep(1.5)
+            assert not backup.done()
+        await asyncio.wait_for(backup, 10)
+
+
+async def test_a_retention_names_what_runs_instead(
+    store: Store, lean: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "babylon.stages.retention")
+    for hour in range(2):
+        await train(store, lean, hour, parent=hour)
+    for lock, name in ((retention_lock, "another retention"), (backup_lock, "a backup")):
+        async with lock(store):
+            assert await retire_checkpoints(store, lean) == ()
+        assert caplog.messages[-1] == f"{name} runs: this one removes no checkpoint"
+    assert await retire_checkpoints(store, lean) == (1,)

@@ -232,7 +232,7 @@ async def test_the_intermediate_files_of_a_finished_window_go_at_once_and_of_no_
 
 async def test_nothing_is_removed_during_a_backup(store: Store, ready: Settings) -> None:
     await play(store, ready, day(0))
-    async with backup_lock(store, retention=False):
+    async with backup_lock(store):
         assert await retire(store, ready, day(70).end) == RetiredPlay()
     assert (await retire(store, ready, day(70).end)).windows == 1
 

@@ -259,6 +259,56 @@ async def test_identities_go_on_after_the_restored_rows(backup: Path, target: Se
         assert number == 2
 
 
+@pytest.mark.parametrize("linked", [False, True])
+async def test_an_empty_directory_of_the_new_home_is_filled(
+    backup: Path, target: Settings, tmp_path: Path, linked: bool
+) -> None:
+    """A volume is mounted there, for example. A link stands for it here."""
+    target.home.root.mkdir()
+    if linked:
+        (tmp_path / "volume").mkdir()
+        target.home.models.symlink_to(tmp_path / "volume")
+    else:
+        target.home.models.mkdir()
+    (target.home.root / "babylon.toml").write_text("# mine\n")
+    (backup / "home" / "babylon.toml").write_text("# of the backup\n")
+    await restore(target.database, target.home, backup)
+    async with open_store(target) as store:
+        base, _ = await champion(store)
+        assert checkpoint_digest(base.uri) == base.digest is not None
+    assert target.home.models.is_symlink() == linked
+    assert (target.home.root / "babylon.toml").read_text() == "# mine\n"
+
+
+async def test_after_an_object_store_that_takes_nothing_the_same_restore_works(
+    backup: Path, target: Settings, tmp_path: Path
+) -> None:
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    (bucket / "models").touch()  # a file, so that nothing can be put below it
+    home = Home(target.home.root, f"file://{bucket}")
+    with pytest.raises(StorageError, match="does not take models/tiny"):
+        await restore(target.database, home, backup)
+    (bucket / "models").unlink()
+    await restore(target.database, home, backup)
+    async with open_store(target) as store:
+        base, _ = await champion(store)
+    elsewhere = Home(tmp_path / "another machine", home.store)
+    assert checkpoint_digest(str(fetch(elsewhere, elsewhere.models / "tiny"))) == base.digest
+    assert [path.name for path in (home.root / "cache" / "objects").iterdir()] == ["models%2Ftiny"]
+
+
+async def test_files_that_find_no_place_are_named_with_what_to_do(
+    backup: Path, target: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("babylon.ops.backup.restore._move", full)
+    words = r"rows are restored, but \S+/new/models is not .*No space .*another empty database"
+    await refused(target, backup, StorageError, words)
+
+
 def changed_manifest(backup: Path, **changes: object) -> None:
     path = backup / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -293,6 +343,10 @@ async def test_a_newer_schema_and_a_target_with_data_are_refused_by_name(
 ) -> None:
     (target.home.checkpoints / "mine").mkdir(parents=True)
     await refused(target, backup, StorageError, r"new is not empty, it has checkpoints/")
+    shutil.rmtree(target.home.root)
+    target.home.root.mkdir()
+    target.home.checkpoints.touch()
+    await refused(target, backup, StorageError, r"new is not empty, it has a file checkpoints")
     shutil.rmtree(target.home.root)
     used = settings.replace(home=target.home.root)
     await refused(used, backup, DatabaseError, r'is not empty, "babylon"."\w+" has rows')

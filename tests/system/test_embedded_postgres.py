@@ -21,6 +21,7 @@ import pytest
 
 from babylon.core.errors import DatabaseError
 from babylon.core.settings_loading import load_settings
+from babylon.ops.up import down
 from babylon.store import open_store
 from babylon.store.embedded import EmbeddedPostgres, _make
 from babylon.store.server import database_url, kept_running
@@ -186,6 +187,25 @@ def test_a_killed_starter_leaves_a_server_that_the_next_user_joins_and_stops(hom
         assert server.url() == url
         assert _postmaster(server) == started
     assert _postmaster(server) is None
+
+
+def test_down_stops_a_server_that_only_killed_processes_used(home: Path) -> None:
+    settings = load_settings(home=home)
+
+    def stopped() -> list[str]:
+        return asyncio.run(down(settings.home, settings.database, []))
+
+    killed, lives = _user(home), _user(home)
+    _url(killed), _url(lives)
+    killed.kill()
+    killed.communicate()
+    assert stopped() == []  # somebody uses it
+    assert _postmaster(EmbeddedPostgres(home)) is not None
+    lives.kill()
+    lives.communicate()
+    assert stopped() == ["postgres"]
+    assert _postmaster(EmbeddedPostgres(home)) is None
+    assert stopped() == []
 
 
 def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path) -> None:

@@ -76,7 +76,7 @@ async def back_up(store: Store, target: Path) -> Manifest:
     make_directory(target.parent)
     temporary = Path(mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
-        async with backup_lock(store, retention=False):
+        async with backup_lock(store):
             manifest = await _write(store, temporary)
         (temporary / MANIFEST).write_bytes(
             msgspec.json.format(msgspec.json.encode(asdict(manifest)))

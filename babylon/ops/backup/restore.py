@@ -1,12 +1,14 @@
 """``babylon restore``: a backup into an empty home and an empty database.
 
-Everything is checked before anything is written. The database is filled in one transaction, and the
-files take their final names after it.
+Everything is checked before anything is written. The object store is filled first, because it alone
+may be filled again by a second try. The database is filled in one transaction, and the files take
+their final names after it.
 """
 
 import asyncio
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -16,7 +18,7 @@ from babylon.core.errors import DatabaseError, StorageError
 from babylon.core.home import Home, make_directory
 from babylon.core.settings import DatabaseSettings
 from babylon.ops.backup.backup import FILES, FORMAT, MANIFEST, TABLES, Manifest
-from babylon.ops.backup.files import IMMUTABLE, RECORDING, check_files, publish_files
+from babylon.ops.backup.files import IMMUTABLE, RECORDING, SINGLE, check_files, publish_files
 from babylon.ops.backup.tables import filled, read_tables
 from babylon.policies.checkpoint_files import checkpoint_digest
 from babylon.store.address import Address, parse_url
@@ -47,15 +49,13 @@ async def restore(database: DatabaseSettings, home: Home, source: Path) -> Manif
                 await asyncio.to_thread(
                     shutil.copytree, source / FILES, temporary, dirs_exist_ok=True
                 )
+            # Before the rows: the same command can then be run again. It skips what was sent.
+            await asyncio.to_thread(publish_files, replace(home, root=temporary))
             await migrate(address, manifest.revision)
             await _fill(address, source / TABLES, manifest)
-            for path in temporary.iterdir():
-                if not (home.root / path.name).exists():
-                    os.rename(path, home.root / path.name)
+            await asyncio.to_thread(_put_in_place, temporary, home.root)
         finally:
             await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
-        # after the rows: a restore that fails leaves the store as it was
-        await asyncio.to_thread(publish_files, home)
         await migrate(address)
     return manifest
 
@@ -94,10 +94,47 @@ def _check_outside(manifest: Manifest) -> None:
 def _check_home(home: Home) -> None:
     for name in (*IMMUTABLE, RECORDING):
         path = home.root / name
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir():
+            found = f"{name}/" if any(path.iterdir()) else ""
+        else:  # a file, or a link that leads nowhere
+            found = f"a file {name}" if os.path.lexists(path) else ""
+        if found:
             raise StorageError(
-                f"{home.root} is not empty, it has {name}/: restore into a new BABYLON_HOME"
+                f"{home.root} is not empty, it has {found}: restore into a new BABYLON_HOME"
             )
+
+
+def _put_in_place(source: Path, root: Path) -> None:
+    """Move what lies in ``source`` into the home. Its own settings and key stay.
+
+    Raises:
+        StorageError: the home does not take them.
+    """
+    for path in source.iterdir():
+        target = root / path.name
+        if path.name in SINGLE and target.exists():
+            continue
+        try:
+            _move(path, target)
+        except OSError as error:
+            raise StorageError(
+                f"the rows are restored, but {target} is not ({error}): repair that place, then"
+                " restore into a new BABYLON_HOME and another empty database"
+            ) from error
+
+
+def _move(path: Path, target: Path) -> None:
+    """Move a file or directory into its place, which an empty directory may have."""
+    if path.name == "cache":  # the notes of the object store's copies; there may be others
+        shutil.copytree(path, target, dirs_exist_ok=True)
+        return
+    try:
+        os.rename(path, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        for child in path.iterdir():  # a mount point, or a link to a directory
+            shutil.move(child, target / child.name)
 
 
 async def _check_database(address: Address, manifest: Manifest) -> None:

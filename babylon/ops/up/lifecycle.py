@@ -26,7 +26,7 @@ from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_al
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, database_status, open_store
-from babylon.store.server import database_url
+from babylon.store.server import stop_left_server
 from babylon.store.windows import windows_in_work
 from babylon.training.backends.train_input import Progress
 
@@ -196,13 +196,16 @@ async def _stop(home: Home, services: Sequence[UpService]) -> list[str]:
 
 
 async def down(home: Home, database: DatabaseSettings, services: Sequence[UpService]) -> list[str]:
-    """Stop what ``up`` started, in reverse order. Return the names of the services that ran."""
+    """Stop what ``up`` started, in reverse order. Return the names of the services that ran.
+
+    ``postgres`` is among them if an embedded server was left that no living process uses.
+    """
     processes = Processes(home=home.root)
     with processes.exclusive():
         stopped = await _stop(home, services)
-        if stopped:
-            async with database_url(database, home):
-                pass  # the last user stops the embedded server; killed services did not
+        # Killed services did not stop it. A home is copied after this call, so nothing may run.
+        if await stop_left_server(database, home):
+            stopped.append("postgres")
         return stopped
 
 
