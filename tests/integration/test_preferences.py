@@ -38,6 +38,7 @@ from babylon.store.replies import read_replies
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window
 from tests.deciding_policy import save_deciding_policy
+from tests.deployments import until_announced
 from tests.integration.test_serving import running_stack, until_healthy
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
@@ -199,6 +200,7 @@ async def test_the_engine_that_serves_draws_the_replies_and_no_model_is_loaded_f
     here = await asyncio.to_thread(sample_replies, str(base), points, 6, 1.0, 0)
     async with running_stack(store, settings) as stack:
         await until_healthy(stack.url)
+        await until_announced(store)
         async with engine_table(store, "babylon", [0]) as table:
             assert table is not None
             draws = draws_of(points, 6, 1.0, 0, context_of(str(base)))
