@@ -1,4 +1,4 @@
-"""The decision about the running experiment: that of a window's run, or of nobody's."""
+"""Decisions about the running experiment, in a window's run and without one."""
 
 from dataclasses import dataclass
 

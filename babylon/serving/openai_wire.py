@@ -94,7 +94,9 @@ class StreamOptions(Struct, frozen=True):
     include_usage: bool = False
 
 
-StopString = Annotated[str, Meta(max_length=MAX_STOP)]
+Stops = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]], Meta(max_length=MAX_STOPS)
+]
 
 
 class SamplingRequest(Struct, frozen=True, kw_only=True):
@@ -108,7 +110,7 @@ class SamplingRequest(Struct, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    stop: Annotated[str, Meta(max_length=MAX_STOP)] | Stops | None = None
     logprobs: bool | int | None = None
     return_token_ids: bool | None = None
     user: str | None = None

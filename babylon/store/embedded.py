@@ -113,7 +113,7 @@ class EmbeddedPostgres:
             return True
 
     def runs(self) -> bool:
-        """Return True if the server runs, whoever uses it, also if nobody does any more."""
+        """Return True if the server runs, with or without users."""
         if not self.data.exists():
             return False
         with self._gate():

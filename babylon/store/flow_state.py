@@ -55,7 +55,7 @@ class FlowState:
 async def newest_play(store: Store) -> datetime | None:
     """Return the start of the newest trajectory, ``None`` if none can be read.
 
-    While ``GAME_DATABASE_URL`` does not answer, none can be read: all else is told nevertheless.
+    None too while ``GAME_DATABASE_URL`` does not answer, so that all other figures are reported.
     """
     if store.game_problem:
         return None

@@ -1,4 +1,4 @@
-"""What a client is told of an engine's error."""
+"""Errors of engines, as clients see them."""
 
 from babylon.serving.gateway.engine_connections import EngineResponse
 from babylon.serving.gateway.loader import PolicyLoader
