@@ -180,6 +180,7 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
         ({"seed": 2**70}, 400, "$.seed"),
         ({"logit_bias": {"5": 100}}, 400, "logit_bias"),
         ({"top_logprobs": 5}, 400, "top_logprobs=5"),
+        ({"stop": [""]}, 400, "$.stop"),
         ({"stop": ["x"] * 33}, 400, "$.stop"),
         ({"stop": "x" * 1001}, 400, "$.stop"),
         ({"chat_template_kwargs": {"tokenize": False}}, 400, "leave out tokenize"),
