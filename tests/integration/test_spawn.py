@@ -23,6 +23,7 @@ from babylon.game.market.scenario import HOUR, STARTER, Rules
 from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.stages.collect import collect_window
+from babylon.stages.pending import window_to_train
 from babylon.stages.validate import validate_window
 from babylon.store import Store
 from babylon.store.windows import claim_window, set_state
@@ -101,6 +102,17 @@ async def test_play_never_goes_into_a_window_that_was_trained(
     played.append(await spawn(store, settings, agents=3, duration_min=5))
     assert not {window for fleet in played[1:] for window in fleet.windows} & {trained.id}
     assert await store.pool.fetchval(COUNT) == 9
+
+
+async def test_play_goes_into_a_window_that_can_be_trained_at_once(
+    store: Store, settings: Settings
+) -> None:
+    # The last complete window is not settled.
+    windows = settings.windows.model_copy(update={"grace_s": 3600.0})
+    plan = await plan_fleet(store, windows, settings.seed, agents=3, duration_min=5)
+    await run_fleet(store, settings, plan, "scripted")
+    chosen = await window_to_train(store, windows, settings.quality)
+    assert chosen.id == window_at(plan.start).id
 
 
 HOUR_PLAN = replace(PLAN, rules=HOUR, duration_min=40, agents=6, agents_per_scenario=3, seed=4)

@@ -1,6 +1,6 @@
 """``babylon agents spawn``: plan a fleet, play it and record its rows."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -37,10 +37,12 @@ async def plan_fleet(
     """Return a plan for ``agents`` to play ``duration_min`` game minutes by ``rules``.
 
     Each agent plays its own copy of the market, or with ``shared`` the agents of a scenario share
-    one. Fast play is dated into the newest complete windows whose training has not begun, so that
-    they can be trained at once. ``live`` play takes place now, with one decision per minute.
+    one. Fast play is dated into the newest windows whose grace period is over and whose training
+    has not begun, so that they can be trained at once. ``live`` play takes place now, with one
+    decision per minute.
     """
     now = datetime.now(UTC)
+    settled = now - timedelta(seconds=windows.grace_s)
     # A training that has begun would not see the play.
     taken = {
         row.window_id
@@ -48,7 +50,7 @@ async def plan_fleet(
         if row.leased or WindowState.CLAIMED not in TRANSITIONS[row.state]
     }
     return FleetPlan(
-        start=now if live else fleet_start(now, duration_min, windows.minutes, taken),
+        start=now if live else fleet_start(settled, duration_min, windows.minutes, taken),
         duration_min=duration_min,
         agents=agents,
         rules=rules,
