@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[2]
 WINDOW = "2025-11-14T09:00"
 ENDLESS = """
 import asyncio
+import signal
 from babylon.cli import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 async def endless(*_, **__):
     print("training", flush=True)
