@@ -65,7 +65,8 @@ async def keep_promise(
     lost: dict[int, Interval] = {}
     for rival, pairs in zip(rivals, found, strict=True):
         windows = await add_pairs(store, claim, champion, rival.policy_version, pairs)
-        if difference := broken_promise(windows, len(rivals)):
+        # In a thread, because the event loop also renews the window's lease.
+        if difference := await asyncio.to_thread(broken_promise, windows, len(rivals)):
             lost[rival.policy_version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
     gain = (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0)

@@ -4,7 +4,8 @@
 
 A reward of a step is also that decision's own (``CREDIT=decision``). Feedback of other names
 appears as components: the sum of its values. A trajectory without a reward is rejected, because a
-reward that did not arrive is not a low one; a recipe trains it later.
+reward that did not arrive is not a low one; a recipe trains it later. So is one with a reward
+beyond ``MOST``: it would drown those of the others, or overflow.
 """
 
 import math
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
+from babylon.quality.traded import MOST
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
 from babylon.store.feedback import REWARD, Feedback, known_feedback
 
@@ -43,5 +45,13 @@ def _score(trajectory_id: str, given: Sequence[Feedback]) -> ScoreOrRejection:
             reason=Reason.NO_FEEDBACK,
             detail=f"no feedback named {REWARD} came before the window was collected",
         )
-    sums = {name: math.fsum(parts) for name, parts in values.items()}
-    return Score(sums.pop(REWARD), sums, rewards)
+    given_rewards = values.pop(REWARD)
+    if abs(worst := max(given_rewards, key=abs)) > MOST:
+        return Rejection(
+            trajectory_id=trajectory_id,
+            reason=Reason.NON_FINITE_NUMBER,
+            detail=f"a reward of {worst:g} was given: give one between {-MOST:g} and {MOST:g}",
+        )
+    sums = {name: sum(parts) for name, parts in values.items()}
+    others = {name: total for name, total in sums.items() if math.isfinite(total)}
+    return Score(math.fsum(given_rewards), others, rewards)

@@ -22,6 +22,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, TypeAlias
 
 import msgspec
@@ -138,12 +139,16 @@ def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
             f"scorer {name} returned {got} for trajectory {trajectory.trajectory_id}:"
             " scores must be finite numbers"
         )
-    if not all(map(math.isfinite, given.rewards.values())):
+    try:
+        rewards = {index(step): float(reward) for step, reward in given.rewards.items()}
+    except (TypeError, ValueError, OverflowError):
+        rewards = {0: math.nan}
+    if not all(map(math.isfinite, rewards.values())):
         raise ScoringError(
             f"scorer {name} returned a reward that is not finite for a step of trajectory"
-            f" {trajectory.trajectory_id}: rewards must be finite numbers"
+            f" {trajectory.trajectory_id}: rewards must be finite numbers by number of the step"
         )
-    return replace(given, value=number)
+    return replace(given, value=number, rewards=rewards)
 
 
 def _wants_context(scorer: Scorer) -> bool:

@@ -2,6 +2,7 @@
 
 The results are in a file of the home, by trajectory and by the row's version. The version changes
 with every update of the row; the file is void when a setting of the checks or their code changes.
+It keeps the results of the newest windows, ``_MOST`` of them.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from babylon.store import Store
 
 log = logging.getLogger(__name__)
 _ROWS_AT_A_TIME = 200
+_MOST = 200_000  # results, about 20 MB
 NARROW = f"""t."trajectoryId" AS trajectory_id, t."agentId" AS agent_id, t."windowId" AS window_id,
     CASE WHEN t."startTime" BETWEEN '{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'
          THEN t."startTime" AT TIME ZONE 'UTC' END AS start,
@@ -127,6 +129,8 @@ class CheckedRows:
     def _save(self) -> None:
         if self._path is None:
             return
+        newest_last = sorted(self._known.items(), key=lambda known: known[1].window)
+        self._known = dict(newest_last[-_MOST:])
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

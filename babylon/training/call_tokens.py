@@ -97,7 +97,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     else:
         try:
             prompt, completion = _retokenize(tokenizer, call)
-        except TemplateError:  # a role or an order of messages that this model does not know
+        except (TemplateError, TypeError):  # roles or an order that this model does not know
             return "untrainable"
     if not prompt or not completion:
         return "empty"

@@ -108,7 +108,7 @@ class ProgressFile:
             return None
         try:
             saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError) as error:
+        except (RuntimeError, EOFError, UnpicklingError, ValueError, LookupError) as error:
             # start over: raising would fail every retry of the update
             logger.warning("%s cannot be read, the update starts over: %s", path, error)
             return None

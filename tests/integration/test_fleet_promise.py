@@ -10,6 +10,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Claim
 from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena.betting import Differences, Floats, log_wealth
 from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
 from babylon.evaluation.arena.play import scripted
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
@@ -92,6 +93,23 @@ def test_good_months_do_not_hide_a_market_that_turned() -> None:
     found = [broken_promise([*windows, *[bad] * count], 2) for count in (1, 8)]
     assert found[0] is None  # eight worlds are too few
     assert found[1] is not None and found[1].mean == pytest.approx(-700)
+
+
+def test_a_champion_of_a_year_is_weighed_by_its_last_month(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def counted(differences: Differences, budget: int) -> Floats:
+        asked.append(len(differences.values))
+        return log_wealth(differences, budget)
+
+    monkeypatch.setattr("babylon.evaluation.arena.fleet_promise.log_wealth", counted)
+    good, bad = pairs([450.0, 550.0]), pairs([-650.0, -750.0] * 4)
+    assert broken_promise([good] * 8760) is None
+    assert len(asked) == 720 and max(asked) == 1440
+    found = broken_promise([*[good] * 8760, *[bad] * 12])
+    assert found is not None and found.mean == pytest.approx(-700)
 
 
 def test_a_champion_as_good_as_its_rival_is_rarely_taken_back_in_a_hundred_windows() -> None:

@@ -54,6 +54,18 @@ async def test_the_best_policy_of_the_line_is_the_measure_and_plays_once(
     assert withheld(PROMOTED, first) == replace(PROMOTED, frozen=first)
 
 
+async def test_a_fleet_that_moves_into_shared_markets_has_forgotten_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    """The same play earns less the more agents share a market."""
+    await ensure_base(store, uri=str(tmp_path), base_model="embedded")
+    alone = simulated(unseen_scenarios("gate", "w", 256))
+    await frozen_check(store, alone, {0: NEWS, 1: NEWS}, 1, 0)
+    shared = simulated(alone.scenarios, seats=8)
+    check = await frozen_check(store, shared, {1: NEWS, 2: NEWS}, 2, 0)
+    assert check.problem is None and check.pnl == check.best_pnl and check.best_version == 1
+
+
 def test_other_rules_have_another_suite_and_the_same_rules_the_same() -> None:
     assert suite_of(STARTER, 2048) == suite_of(STARTER, 2048)
     assert len(suite_of(STARTER, 2048)) == 256

@@ -108,6 +108,25 @@ async def test_an_answer_about_other_plays_is_refused(store, settings, thinned):
     assert not await read_answers(store)
 
 
+async def test_a_pair_is_shown_with_the_outcomes_of_a_shorter_window(
+    store,
+    settings,
+    thinned,  # noqa: F811
+    monkeypatch,
+):
+    async with judge_for(settings) as (_, asked):
+        await score_window(store, asked, thinned)
+    await store.pool.execute("UPDATE babylon.windows SET minutes = 30")
+    read = []
+
+    async def outcomes(_, window):
+        read.append(window.minutes)
+        return []
+
+    monkeypatch.setattr("babylon.ops.pages.pairs.window_outcomes", outcomes)
+    assert await read_pair(store, "ann") is not None and read == [30]
+
+
 async def test_canaries_are_stored_reported_and_never_scored(store, settings, thinned):  # noqa: F811
     async with judge_for(settings, noise=0.05) as (_, asked):
         scored = await score_window(store, asked, thinned)

@@ -11,7 +11,8 @@ Gamblers bet on its loss (``babylon.evaluation.arena.betting``). One begins with
 that good months do not hide a market that turned: the k-th has 1 / (k (k + 1)) of the capital, and
 the part of those to come is kept. Together they are one supermartingale, valid at all windows. Once
 they have 40 times their capital, the fleet surely earns less than with the rival (at 97.5 %), and
-the rival takes over.
+the rival takes over. Only gamblers of the last ``MOST`` windows are asked: leaving out the others
+can only lower the wealth, and the work would grow with the square of the windows.
 
 Worlds that agents share, and play without the market's state (the live game's), give no pairs.
 """
@@ -31,6 +32,7 @@ from babylon.evaluation.rebuild.recorded import RecordedScenario
 from babylon.store.fleet_pairs import FleetPair
 
 BUDGET = 1024  # worlds for which the bets are best
+MOST = 720  # windows: a month of hours
 
 
 def own_worlds(
@@ -72,7 +74,7 @@ def _by(trajectory: Trajectory | None, policy: int) -> bool:
 
 
 def broken_promise(windows: Sequence[Sequence[FleetPair]], rivals: int = 1) -> Interval | None:
-    """Return the difference with its 95 % sequence if the fleet surely loses, else None.
+    """Return the difference with its 95 % sequence if the fleet surely loses, else None. Blocking.
 
     The difference is that since the window in which the loss shows most.
 
@@ -80,21 +82,21 @@ def broken_promise(windows: Sequence[Sequence[FleetPair]], rivals: int = 1) -> I
         windows: pairs of the windows since the champion serves, the oldest first.
         rivals: policies with which the champion is compared; they share the error.
     """
-    wealth, since = [], []
-    for first in range(len(windows)):
-        if not windows[first]:
-            continue
-        lost = _differences(windows[first:])
-        share = 1 / ((first + 1) * (first + 2))
-        wealth.append(math.log(share) + float(log_wealth(lost.reversed, BUDGET)[-1]))
-        since.append(lost)
-    kept = -math.log(len(windows) + 1)
-    if not wealth or np.logaddexp.reduce([kept, *wealth]) < CERTAIN + math.log(rivals):
-        return None
-    return sequence(since[int(np.argmax(wealth))], BUDGET)
-
-
-def _differences(windows: Sequence[Sequence[FleetPair]]) -> Differences:
-    pairs = [pair for window in windows for pair in window]
+    oldest = max(0, len(windows) - MOST)
+    recent = windows[oldest:]
+    pairs = [pair for window in recent for pair in window]
     room = np.array([pair.room_usd for pair in pairs])
-    return Differences(np.array([pair.fleet_usd - pair.before_usd for pair in pairs]), room, room)
+    gains = np.array([pair.fleet_usd - pair.before_usd for pair in pairs])
+    wealth: dict[int, float] = {}  # number of the first pair → log wealth
+    begin = 0
+    for number, window in enumerate(recent, oldest):
+        if window:
+            lost = Differences(-gains[begin:], room[begin:], room[begin:])
+            share = 1 / ((number + 1) * (number + 2))
+            wealth[begin] = math.log(share) + float(log_wealth(lost, BUDGET)[-1])
+        begin += len(window)
+    kept = -math.log(len(windows) + 1)
+    if not wealth or np.logaddexp.reduce([kept, *wealth.values()]) < CERTAIN + math.log(rivals):
+        return None
+    begin = max(wealth, key=wealth.__getitem__)
+    return sequence(Differences(gains[begin:], room[begin:], room[begin:]), BUDGET)

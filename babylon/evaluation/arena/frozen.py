@@ -4,7 +4,8 @@ A gate plays new worlds and compares with the serving policy only. What each gat
 2 points more of malformed replies, and losses that luck hid could add up. The frozen suite belongs
 to the rules that the fleet plays: its worlds are the same at every gate, and the challenger is
 compared with the best policy that ever served by these rules. Results are stored, so each policy
-plays a suite once. Under other rules the fleet needs other play, so they have a suite of their own.
+plays a suite once. Under other rules the fleet needs other play, so they have a suite of their own;
+results with other numbers of seats in a market are results of their own.
 
 The best of many results is a lucky one. A challenger is vetoed only if it is surely more than
 ``MAX_FORGOTTEN`` below it.
@@ -46,14 +47,15 @@ async def frozen_check(
     results: dict[int, PlayerResult] = {}
     served = {route.policy_version for route in await all_routes(store)} - {own}
     for version in sorted({*served, *players}):
-        known = await stored_result(store, name, f"policy:{version}", seed)
+        player = f"policy:{version}" + (f":{worlds.seats} seats" if worlds.seats > 1 else "")
+        known = await stored_result(store, name, player, seed)
         if known is not None:
             results[version] = msgspec.convert(known, PlayerResult)
         elif version in players:
             meet = (players[version], scenarios)
             plays = await asyncio.to_thread(play, *meet, seats=worlds.seats, copies=worlds.seats)
             results[version] = result_of(plays)
-            await store_result(store, name, f"policy:{version}", seed, asdict(results[version]))
+            await store_result(store, name, player, seed, asdict(results[version]))
     challenger = results.pop(own)
     return compared(challenger, results, rules, name)
 

@@ -237,13 +237,16 @@ def parse_reply(prompt: Prompt, text: str) -> JudgeReply:
 
 
 _THOUGHTS = r"(?:think|thinking|thought|thoughts|reasoning)"
-_THOUGHTS_END = re.compile(rf".*</{_THOUGHTS}\s*>", re.DOTALL | re.IGNORECASE)
+_THOUGHTS_END = re.compile(rf"</{_THOUGHTS}\s*>", re.IGNORECASE)
 _THOUGHTS_BEGIN = re.compile(rf"<{_THOUGHTS}\b", re.IGNORECASE)
 
 
 def _json_object(text: str) -> bytes:
     # A template may put the opening tag into the prompt, so the last closing tag alone decides.
-    text = _THOUGHTS_END.sub("", text)
+    answer = 0
+    for closed in _THOUGHTS_END.finditer(text):
+        answer = closed.end()
+    text = text[answer:]
     if (thoughts := _THOUGHTS_BEGIN.search(text)) is not None:
         text = text[: thoughts.start()]  # never closed: the reply ended while the judge thought
     start, end = text.find("{"), text.rfind("}")

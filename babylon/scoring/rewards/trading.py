@@ -23,6 +23,9 @@ import msgspec
 
 from babylon.core.errors import ScoringError
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Rejection
+from babylon.quality.decode import Reason
+from babylon.quality.row_checks import MAX_DETAIL
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgedTrajectory
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
@@ -54,12 +57,25 @@ def trading_reward(
 ) -> list[ScoreOrRejection]:
     """Return one score in [0, 1] for each trajectory, with its three parts.
 
+    A trajectory whose steps lack a field that the reward needs is rejected.
+
     Raises:
-        ScoringError: a step of a trajectory lacks a field that the reward needs.
+        ScoringError: no trajectory has all fields.
     """
     judged, _, unreadable = read_evidence(context.settings.home, context.artifact)
     found: dict[str, ScoreOrRejection] = {one.trajectory_id: one for one in unreadable}
-    found |= {one.trajectory.trajectory_id: reward_of(one) for one in judged}
+    failed: list[ScoringError] = []
+    for one in judged:
+        name = one.trajectory.trajectory_id
+        try:
+            found[name] = reward_of(one)
+        except ScoringError as error:
+            failed.append(error)
+            found[name] = Rejection(
+                trajectory_id=name, reason=Reason.NOT_READABLE, detail=str(error)[:MAX_DETAIL]
+            )
+    if failed and len(failed) == len(judged):  # the game does not record it
+        raise failed[0]
     return [found[trajectory.trajectory_id] for trajectory in trajectories]
 
 
@@ -67,7 +83,7 @@ def reward_of(judged: JudgedTrajectory) -> Score:
     """Return the reward of one trajectory from its recorded steps.
 
     Raises:
-        ScoringError: a step lacks a field that the reward needs.
+        ScoringError: a step lacks a field that the reward needs, or its timestamp is no date.
     """
     own = judged.trajectory
     try:
@@ -77,11 +93,17 @@ def reward_of(judged: JudgedTrajectory) -> Score:
             f"trading reward of trajectory {own.trajectory_id}: {error};"
             " record the field, or use another scorer"
         ) from error
-    components = {
-        "profit": _profit(own, steps),
-        "speed": _speed(own, steps),
-        "consistency": _consistency(own, steps),
-    }
+    try:
+        components = {
+            "profit": _profit(own, steps),
+            "speed": _speed(own, steps),
+            "consistency": _consistency(own, steps),
+        }
+    except (OverflowError, ValueError, OSError) as error:  # of a timestamp
+        raise ScoringError(
+            f"trading reward of trajectory {own.trajectory_id}: a timestamp is no date:"
+            " record milliseconds since 1970, or use another scorer"
+        ) from error
     return Score(sum(WEIGHTS[part] * value for part, value in components.items()), components)
 
 

@@ -11,6 +11,7 @@ from random import Random
 from statistics import fmean
 
 from babylon.core.preferences import PromptReplies
+from babylon.training.grpo.advantage import MIN_GROUP_STD
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.credit import call_advantages
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
@@ -133,8 +134,8 @@ def labelled_examples(
     """Logged calls, good if they did better than the others of their group, else bad.
 
     A trajectory whose group has no other score is compared with the mean score of the window:
-    unlike GRPO, KTO needs no group. Calls that did exactly as well as the rest are left out, and
-    so are those of policies that are too old.
+    unlike GRPO, KTO needs no group. Calls that did as well as the rest, within ``MIN_GROUP_STD``,
+    are left out: rounding would label them. So are those of policies that are too old.
 
     Raises:
         NothingToTrainError: all scores are equal, or all calls are too old.
@@ -149,7 +150,9 @@ def labelled_examples(
     for one in fresh:
         gains = compared.get(one.trajectory_id, [one.score - mean] * len(one.calls))
         told = [
-            (c, 1 if gain > 0 else -1) for c, gain in zip(one.calls, gains, strict=True) if gain
+            (c, 1 if gain > 0 else -1)
+            for c, gain in zip(one.calls, gains, strict=True)
+            if abs(gain) >= MIN_GROUP_STD
         ]
         if told:
             places = tuple(range(len(calls), len(calls) + len(told)))

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from babylon.core.errors import BabylonError, ModelError, TrainingError, WindowNotReadyError
+from babylon.core.errors import (
+    BabylonError,
+    ModelError,
+    TrainingError,
+    WindowNotReadyError,
+    reason_of,
+)
 
 OWNER = "BABYLON_TRAINER_OWNER"  # variable with the pid of the process that waits for the update
 _FILES = "failure-*.json"
@@ -25,10 +31,9 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_failure(directory: Path, rank: int, error: BaseException, at: float) -> None:
-    """Store the error of one rank."""
+    """Store the error of one rank, without the values that a library quotes."""
     kind = next((name for name in _KNOWN if isinstance(error, _KNOWN[name])), "")
-    message = str(error) if kind else f"{type(error).__name__}: {error}"
-    failure = RankFailure(rank=rank, kind=kind, message=message, at=at)
+    failure = RankFailure(rank=rank, kind=kind, message=reason_of(error), at=at)
     part = directory / f".failure-{rank}"
     part.write_bytes(msgspec.json.encode(failure))
     part.replace(directory / _FILES.replace("*", str(rank)))

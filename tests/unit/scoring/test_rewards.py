@@ -1,6 +1,7 @@
 import sys
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from babylon.scoring.scorer import (
     ScoringContext,
     load_scorer,
     require_scorer,
+    rewards_json,
     score,
 )
 
@@ -126,6 +128,19 @@ async def test_plain_and_async_scorers_give_floats_or_scores_with_components():
 
     assert [s.value for s in await score("now", now, THREE)] == [10.0, 20.0, 30.0]
     assert (await score("later", later, THREE))[2] == Score(30.0, {"pnl": 30.0})
+
+
+@pytest.mark.parametrize("rewards", [{0: float("nan")}, {0: None}, {0: 10**400}, {"first": 1.0}])
+async def test_a_reward_that_is_no_finite_number_of_a_step_names_scorer_and_trajectory(rewards):
+    with pytest.raises(ScoringError, match=r"scorer mine .* trajectory t0: rewards must be finite"):
+        await score("mine", lambda _: [Score(0.5, {}, rewards)], [trajectory(0)])
+
+
+async def test_rewards_of_numpy_can_be_stored():
+    given = Score(np.float32(0.5), {}, {np.int64(3): np.float32(0.25)})
+    (found,) = scores = await score("mine", lambda _: [given], [trajectory(0)])
+    assert found.rewards == {3: 0.25}
+    assert rewards_json([trajectory(0)], scores) == {"t0": '{"3":0.25}'}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, "high", 10**400])

@@ -31,6 +31,7 @@ from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.ranks import shares
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.preferences.objective import Preferences
+from babylon.training.processes.failures import first_failure, write_failure
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import lend_processes, run_in_processes
 from babylon.training.processes.nodes import Nodes
@@ -311,3 +312,13 @@ def test_machines_that_share_an_object_store_share_an_update(parent: Path, tmp_p
     same_result((given.target, update), (tmp_path / "alone", alone))
     with pytest.raises(ConfigError, match="machine 0 of TRAIN_NODES=2"):
         lend_processes(second, 1, Nodes(2, meeting))
+
+
+def test_the_failure_of_a_rank_quotes_nothing_of_the_play(tmp_path: Path) -> None:
+    """A library's error may hold a prompt, and the reason of a window is stored and shown."""
+    try:
+        raise KeyError("You are agent-7. YES costs 0.40.")
+    except KeyError as error:
+        write_failure(tmp_path, 1, error, 0.0)
+    told = str(first_failure(tmp_path))
+    assert told.startswith("rank 1: KeyError at test_processes.py:") and "YES" not in told

@@ -182,7 +182,7 @@ def test_progress_of_another_update_is_ignored(
     assert compared(afterwards) == compared(alone)
 
 
-@pytest.mark.parametrize("damage", ["cut short", "empty", "no archive"])
+@pytest.mark.parametrize("damage", ["cut short", "empty", "no archive", "no name"])
 def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     parent: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,7 +190,12 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     directory.save({"iteration": 1, "step": 1})
     path = tmp_path / "progress.pt"
     whole = path.read_bytes()
-    damaged = {"cut short": whole[: len(whole) // 2], "empty": b"", "no archive": b"No checkpoint"}
+    damaged = {
+        "cut short": whole[: len(whole) // 2],
+        "empty": b"",
+        "no archive": b"No checkpoint",
+        "no name": whole.replace(b"iteration", b"iterat\xff\xff\xff"),
+    }
     path.write_bytes(damaged[damage])
     assert directory.restore() is None
     assert "cannot be read, the update starts over" in caplog.text

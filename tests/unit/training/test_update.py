@@ -254,6 +254,20 @@ def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason:
     assert excluded == dict.fromkeys(excluded, 0) | {reason: 1}
 
 
+@pytest.mark.parametrize("role", [5, ["user"], {}])
+def test_a_role_that_is_no_text_costs_only_its_call(role: object) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}"
+    )
+    odd = call("hold", messages=({"role": role, "content": "a"},))
+    row = TrainingRow(
+        trajectory_id="t", agent_id="a", scenario_id="s", score=1.0, calls=(odd, call("hold"))
+    )
+    (left,), excluded = scored_trajectories(tokenizer, [row], 512)
+    assert (len(left.calls), excluded.untrainable) == (1, 1)
+
+
 def test_a_call_that_the_chat_template_refuses_costs_only_itself() -> None:
     tokenizer = tiny_tokenizer()
     refusal = (

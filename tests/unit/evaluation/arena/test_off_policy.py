@@ -1,6 +1,13 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from babylon.core.home import Home
+from babylon.core.settings import TrainingSettings
+from babylon.evaluation.arena import held_out
 from babylon.evaluation.arena.held_out import off_policy
 
 
@@ -103,3 +110,22 @@ def test_plays_of_one_scenario_are_one_piece_of_evidence() -> None:
         pnl = np.repeat(random.choice([-400.0, 400.0], 100), 4)
         believed += off_policy(np.log(weights), pnl, scenarios).gain
     assert believed <= 5 + 4
+
+
+async def test_quarters_of_an_hour_that_were_trained_on_prove_no_gain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def play(*_: object) -> tuple[list[SimpleNamespace], str]:
+        windows = ("2025-11-14T09:15", "2025-11-14T09:30", "2025-11-14T10:45")
+        return [SimpleNamespace(window_id=name) for name in windows], ""
+
+    async def trained_on(*_: object) -> frozenset[str]:
+        return frozenset({"2025-11-14T09:15", "2025-11-14T09:30+late"})
+
+    monkeypatch.setattr(held_out, "held_out_play", play)
+    monkeypatch.setattr(held_out, "windows_trained_into", trained_on)
+    monkeypatch.setattr(held_out, "_check", lambda *given: given[-1].tolist())
+    store: Any = SimpleNamespace(home=Home.at(tmp_path))
+    trained: Any = SimpleNamespace(checkpoint_uri="x", policy_version=1, parent_version=0)
+    found: Any = await held_out.held_out_check(store, trained, TrainingSettings())
+    assert found == [False, False, True]

@@ -17,9 +17,10 @@ from babylon.core.trajectories import (
     read_trajectories,
     trajectory_row,
 )
+from babylon.quality.decode import Reason
 from babylon.scoring.judge.judgment import JudgedTrajectory
 from babylon.scoring.rewards.trading import reward_of
-from babylon.scoring.scorer import ScoringContext, load_scorer, score
+from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
@@ -140,7 +141,18 @@ async def test_it_is_a_scorer_by_name_and_reads_the_steps_from_the_artifact(tmp_
     assert [one.value for one in found] == pytest.approx([0.5 + 0.3, 0.0])
 
 
-async def test_a_failure_of_the_reward_fails_the_stage_and_names_the_trajectory(tmp_path):
+async def test_steps_without_a_field_or_date_cost_their_own_trajectory_alone(tmp_path):
     broken = [step(0) | {"environmentState": {"agentPnL": 0.0}}]
-    with pytest.raises(ScoringError, match=r"trajectory t2: .*agentBalance"):
-        await scored(tmp_path, [("t1", 0.0, [step(0)]), ("t2", 0.0, broken)])
+    dateless = [step(0, kind="BUY_SHARES", market="m1") | {"timestamp": 1e300}]
+    plays = [("t1", 0.0, [step(0)]), ("t2", 0.0, broken), ("t3", 0.0, dateless)]
+    sound, *refused = await scored(tmp_path, plays)
+    assert isinstance(sound, Score)
+    assert [one.reason for one in refused] == [Reason.NOT_READABLE] * 2
+    assert "trajectory t2" in refused[0].detail and "agentBalance" in refused[0].detail
+    assert "trajectory t3: a timestamp is no date" in refused[1].detail
+
+
+async def test_a_field_that_the_game_does_not_record_fails_the_stage(tmp_path):
+    broken = [step(0) | {"environmentState": {"agentPnL": 0.0}}]
+    with pytest.raises(ScoringError, match=r"trajectory t1: .*agentBalance"):
+        await scored(tmp_path, [("t1", 0.0, broken), ("t2", 0.0, broken)])

@@ -261,6 +261,20 @@ def test_a_trajectory_without_a_group_is_compared_with_the_window() -> None:
         labelled_examples([replace(one, score=1.0) for one in lonely], LABELS)
 
 
+@pytest.mark.parametrize("scores", [(0.1, 0.2, 0.3), (0.0, 0.2 + 1e-6, 0.4)])
+def test_rounding_makes_no_reply_good_or_bad(scores: tuple[float, ...]) -> None:
+    call = CallTokens(prompt=[1], completion=[2], logprobs=None)
+    group = [
+        ScoredTrajectory(trajectory_id=str(n), group="g", score=score, calls=[call])
+        for n, score in enumerate(scores)
+    ]
+    told = {unit.trajectory_id: unit.labels for unit in labelled_examples(group, LABELS).units}
+    assert told == {"0": (-1,), "2": (1,)}
+    nearly = [replace(one, score=0.5 + one.score / 1e6) for one in group]
+    with pytest.raises(NothingToTrainError, match="better or worse"):
+        labelled_examples(nearly, LABELS)
+
+
 def test_calls_of_policies_that_are_too_old_are_not_labelled() -> None:
     def one(name: str, score: float, version: int) -> ScoredTrajectory:
         call = CallTokens(prompt=[1], completion=[2], logprobs=None, policy_version=version)

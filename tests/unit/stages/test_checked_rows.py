@@ -1,0 +1,51 @@
+"""The file of remembered checks stays of bounded size, however long a home lives."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from babylon.core.home import Home
+from babylon.core.settings import QualitySettings
+from babylon.core.windows import window_at
+from babylon.stages import checked_rows
+from babylon.stages.checked_rows import CheckedRows, NarrowRow
+
+BEGIN = datetime(2025, 11, 14, tzinfo=UTC)
+
+
+async def test_the_results_of_the_newest_windows_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(_: object, store: object, ids: list[str]) -> dict[str, None]:
+        return dict.fromkeys(ids)
+
+    def check(self: Any, row: NarrowRow, wide: object, window: Any) -> None:
+        self.decoded += 1
+        self._known[row.trajectory_id] = checked_rows.CheckedRow(
+            row.version, checked_rows._name(window)
+        )
+
+    monkeypatch.setattr(checked_rows, "_MOST", 3)
+    monkeypatch.setattr(CheckedRows, "_read", read)
+    monkeypatch.setattr(CheckedRows, "_decode", check)
+    rows = []
+    for hour in (4, 3, 2, 1, 0):
+        window = window_at(BEGIN + timedelta(hours=hour))
+        row = NarrowRow(
+            trajectory_id=f"t{hour}",
+            agent_id="a",
+            window_id=window.id,
+            start=window.start,
+            version=hour,
+        )
+        rows.append((row, window))
+    store: Any = None
+    decoded = []
+    for part in (rows, rows[:3], rows):
+        checked = CheckedRows(QualitySettings(), Home.at(tmp_path))
+        found = [row.trajectory_id async for row, _ in checked.check(store, part)]
+        assert sorted(found) == sorted(row.trajectory_id for row, _ in part)
+        decoded.append(checked.decoded)
+    assert decoded == [5, 0, 2]
