@@ -39,7 +39,7 @@ from babylon.core.learning_settings import reading_precision
 from babylon.core.settings import TrainingSettings
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
-from babylon.core.windows import WindowState, parse_window_id
+from babylon.core.windows import WindowState
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats
 from babylon.store.connection import Store
@@ -61,7 +61,7 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
     keys = await windows_trained_into(store, trained.policy_version)
-    known = {parse_window_id(key).id for key in keys}
+    known = {key.partition("+")[0] for key in keys}
     fresh = np.array([trajectory.window_id not in known for trajectory in found])
     return await asyncio.to_thread(
         _check, checkpoint, found, training, trained.parent_version, fresh

@@ -10,7 +10,7 @@ from itertools import groupby
 import msgspec
 
 from babylon.core.errors import WindowNotReadyError
-from babylon.core.windows import parse_window_id
+from babylon.core.windows import GAME_MINUTES, parse_window_id
 from babylon.ops.pages.trajectory import StepShown, read_trajectory
 from babylon.scoring.judge.people import next_pair
 from babylon.scoring.judge.prompt import one_line
@@ -20,6 +20,7 @@ from babylon.store import Store
 from babylon.store.judge_validity import judged_windows, judges_of
 from babylon.store.market_outcomes import window_outcomes
 from babylon.store.people import PairAnswer, read_answers, store_answer
+from babylon.store.windows import get_window
 
 _MOST_CHARS = 400  # of an answer or a result in a line
 _WINDOWS = 50
@@ -66,8 +67,10 @@ async def read_pair(store: Store, person: str, window_id: str | None = None) -> 
         if pair is None:
             continue
         plays = [await _play(store, one) for one in pair]
+        row = await get_window(store, name)
+        window = parse_window_id(name, row.minutes if row else GAME_MINUTES)
         async with store.game.acquire() as connection:
-            outcomes = await window_outcomes(connection, parse_window_id(name))
+            outcomes = await window_outcomes(connection, window)
         truth = tuple(_outcome_line(one.outcome_json) for one in outcomes)
         return PairShown(
             window_id=name, plays=(plays[0], plays[1]), truth=truth, answered=len(asked)
