@@ -28,7 +28,8 @@ _STORAGE = {
     errno.EEXIST,  # a file where a directory must be
     errno.ENOTDIR,
 }
-stderr = Console(stderr=True, highlight=False)
+# Rich would read [words] and :words: in names and reasons as its own markup.
+stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 T = TypeVar("T")
 
 
@@ -56,7 +57,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, justify=justify, no_wrap=numeric or index == 0, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 160  # Rich assumes 80 columns for files and pipes
     console.print(table)

@@ -372,6 +372,13 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
     assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
 
 
+def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["team[alpha]", "[/b]", "a:dog:b"]
+    print_table("[i] keys", ["name"], [[name] for name in names])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("[i] keys", *names))
+
+
 def test_a_log_line_in_a_file_is_one_line_however_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
