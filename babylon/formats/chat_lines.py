@@ -92,7 +92,12 @@ def read_chats(
             continue
         yield _other_trace(document, messages, trained, agent_id)
     for place, lines in own_lines.values():
-        yield _own_trace(place, lines)
+        try:
+            trace = _own_trace(place, lines)
+        except ImportFileError as error:
+            leave_out(error)
+            continue
+        yield trace
 
 
 def _messages(document: Document) -> tuple[list[Message], list[int]]:

@@ -183,6 +183,38 @@ async def test_a_bad_line_is_left_out_and_named(
     assert f"left out: {file}:2: messages is not a non-empty list" in caplog.text
 
 
+def _line(**metadata: object) -> dict[str, Any]:
+    return {**CHAT, "metadata": {"trajectory_id": "t", "agent_id": "a", "step": 0, **metadata}}
+
+
+def _sampled_by(version: int) -> dict[str, Any]:
+    return write_atif(trace(step(0, call("?"), tokens={0: tokens(policy_version=version)})))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (CHAT, _line(max_tokens=2**31), "maxTokens is 2147483648"),
+        (CHAT, _line(scenario_id="s" * 101), "is longer than 100 characters"),
+        (CHAT, _line(at="0001-01-01T00:00:00Z"), "time 0001-01-01 00:00:00"),
+        (write_atif(a_trace("t2")), _sampled_by(2**31), "policy_version is 2147483648"),
+    ],
+)
+async def test_what_no_column_holds_is_left_out_and_named(
+    store: Store,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    good: dict[str, Any],
+    bad: dict[str, Any],
+    message: str,
+) -> None:
+    added = await import_files(
+        store, [write_lines(tmp_path / "in.jsonl", good, bad)], window=WINDOW
+    )
+    assert (added["trajectories"], added["left_out"]) == (1, 1)
+    assert message in caplog.text
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
