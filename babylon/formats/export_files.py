@@ -106,13 +106,14 @@ async def _require_trajectories(store: Store, window: Window) -> None:
 
 @contextmanager
 def open_new(path: Path) -> Iterator[TextIO]:
-    """Open a new file that appears under its name only when it is complete.
+    """Open a new file, in folders that are made, which appears only when it is complete.
 
     Raises:
         DatabaseError: the file exists already.
     """
     if path.exists():
         raise DatabaseError(f"{path} exists already: remove it, or choose another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="\n") as file:
