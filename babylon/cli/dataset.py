@@ -155,8 +155,10 @@ def erase(
     from babylon.dataset.erase import erase as take_down
 
     # Two names at once would need two reasons, and one report for both.
-    if (agent is None) == (trajectory is None):
+    if not (agent or trajectory) or (agent and trajectory):
         raise typer.BadParameter("give either --agent ID or --trajectory ID")
+    if squash and not apply:
+        raise typer.BadParameter("--squash changes the repository: give --apply too")
     settings = load_settings()
     found = with_store(
         settings,
