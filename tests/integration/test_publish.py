@@ -29,7 +29,7 @@ from babylon.dataset import build as building
 from babylon.dataset import erase as erasing
 from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
-from babylon.dataset.build import build_tables, windows_of
+from babylon.dataset.build import build_tables, build_windows, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
@@ -164,6 +164,17 @@ async def test_a_window_that_finishes_late_goes_with_the_next_day_or_by_hand_at_
     assert read(hub, "trajectories")["window_id"].to_list() == [WINDOW, late, NEXT_DAY]
     await finish(store, publisher, later, [played(later, "ann")])
     assert await push(store, publisher) == ["2025-11-14"]
+
+
+async def test_a_damaged_window_does_not_stop_the_build_of_the_others(
+    store: Store, publisher: Settings
+) -> None:
+    await two_days(store, publisher)
+    (first, *_) = await windows_of(store)
+    Path(publisher.home.resolve(first.artifact.uri)).unlink()
+    written, (problem,) = await build_windows(store, publisher.home, Selection())
+    assert {one.window_id for one in written} == {"2025-11-14T10:00", NEXT_DAY}
+    assert f"window {WINDOW} was not written" in problem
 
 
 async def test_a_dry_run_sends_nothing_and_shows_what_would_go(

@@ -366,14 +366,19 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
 ) -> None:
     uri = "file:///my%20home/month%3D2025-11/x.parquet"
 
-    def build(*_: object) -> list[Published]:
-        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)]
+    problems: list[str] = []
+
+    def build(*_: object) -> tuple[list[Published], list[str]]:
+        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)], problems
 
     monkeypatch.setattr("babylon.cli.dataset.with_store", build)
     assert exit_code("dataset", "build") == 0
     assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
     assert exit_code("dataset", "build", "--json") == 0
     assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
+    problems.append("window x was not written: its rows are gone")
+    assert exit_code("dataset", "build") == 1
+    assert "its rows are gone" in capsys.readouterr().err
 
 
 def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
