@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import getpass
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
@@ -118,6 +120,14 @@ def show_logs() -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def user_name() -> str:
+    """Return the name under which the user's decisions are stored."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number only
+        return f"uid {os.getuid()}"
 
 
 def with_store(

@@ -388,6 +388,22 @@ def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[s
     assert all(name in printed for name in ("[i] keys", *names))
 
 
+@pytest.mark.parametrize("command", [["resume"], ["hold", "--reason", "x"]], ids=" ".join)
+def test_a_user_of_a_container_without_a_name_decides_too(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    given: list[object] = []
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("babylon.cli.windows.with_store", lambda *values: given.extend(values))
+    assert exit_code("windows", *command) == 0
+    assert f"uid {os.getuid()}" in given
+
+
 def test_a_log_line_in_a_file_is_one_line_however_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
