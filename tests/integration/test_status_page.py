@@ -256,6 +256,11 @@ async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(
     assert "0 steps" in (await browser.get("/trajectories/deep"))[1]
     assert (await browser.get("/trajectories/%00"))[0] == 404
     assert (await browser.get("/windows/%00"))[0] == 404
+    await browser.sign_in(await create_key(store, "operator", scopes=["deploy"]))
+    assert (await browser.get("/pairs?window=%00"))[0] == 404
+    fields = await browser.fields("/")
+    assert (await browser.post("/hold", {**fields, "reason": "half \0 a word"}))[0] == 200
+    assert (await running_hold(store)) is not None
 
 
 async def test_while_the_database_is_away_there_is_a_page_that_says_so(
