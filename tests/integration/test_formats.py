@@ -244,6 +244,22 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
         await import_files(store, [file], format=Format.ATIF)
 
 
+@pytest.mark.parametrize(
+    "steps", ["[", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
+)
+async def test_a_row_that_is_not_the_games_does_not_stop_the_export(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str
+) -> None:
+    rows = [write_atif(a_trace()), write_atif(a_trace("odd"))]
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", *rows)])
+    await store.pool.execute(
+        'UPDATE trajectories SET "stepsJson" = $1 WHERE "trajectoryId" = $2', steps, "odd"
+    )
+    lines = await export_traces(store, WINDOW, Written.ATIF, tmp_path / "out")
+    left_out = "left out: trajectory odd" in caplog.text
+    assert (lines, left_out) == ((2, False) if "timestamp" in steps else (1, True))
+
+
 async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Path) -> None:
     with pytest.raises(WindowError, match="no trajectory was recorded in window"):
         await export_traces(store, WINDOW, Written.ATIF, tmp_path / "out")
