@@ -110,9 +110,7 @@ def refuse(version: Version, reason: Reason = "", json: Json = False) -> None:
 def _answer(version: int, approved: bool, reason: str, json: bool) -> None:
     from babylon.store.approvals import answer_approval
 
-    answer = with_store(
-        load_settings(), answer_approval, version, approved, user_name(), reason
-    )
+    answer = with_store(load_settings(), answer_approval, version, approved, user_name(), reason)
     show_values({"policy": version, "window": answer.window_id, "answer": str(answer)}, json)
 
 

@@ -151,7 +151,9 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 try:
                     trace = _trace(record, logs[name], calls[name])
                 except _MALFORMED as error:  # it must not hold up the other trajectories
-                    log.warning("left out: trajectory %s: %s: %s", name, type(error).__name__, error)
+                    log.warning(
+                        "left out: trajectory %s: %s: %s", name, type(error).__name__, error
+                    )
                     continue
                 yield trace
 

@@ -268,4 +268,6 @@ async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Pat
     with pytest.raises(DatabaseError, match="out exists already: remove it"):
         await export_traces(store, WINDOW, Written.CHAT, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["in.jsonl", "out"]
-    assert await export_traces(store, WINDOW, Written.ATIF, tmp_path / "new" / "folder" / "out") == 1
+    assert (
+        await export_traces(store, WINDOW, Written.ATIF, tmp_path / "new" / "folder" / "out") == 1
+    )
