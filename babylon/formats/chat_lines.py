@@ -76,6 +76,7 @@ def read_chats(
         ImportFileError: a line is not a conversation that ends with an assistant's text, unless
             ``leave_out`` goes on.
     """
+    # The lines of one trajectory may stand anywhere in the file.
     own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, LlmCall]]]] = {}
     for document in documents:
         try:
