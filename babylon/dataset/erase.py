@@ -157,8 +157,10 @@ async def _erase(
     await withhold(store, kind, name, reason)
     # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
     await withhold_trained(store, sorted(trajectories), reason)
+    agents = {name} if kind == "agent" else set()
+    paths = {file.path for file in published}
+    await asyncio.to_thread(_rewrite_unpublished, home, paths, agents, trajectories)
     if held:
-        agents = {name} if kind == "agent" else set()
         others = [file for file in published if file not in held]
         rewritten, revision = await asyncio.to_thread(
             _rewrite, home, publish, held, others, agents, trajectories
@@ -255,6 +257,33 @@ def _rewrite(
         if old.path != new.path:
             (home.datasets / old.path).unlink(missing_ok=True)
     return [replace(file, revision=revision) for file in made], revision
+
+
+def _rewrite_unpublished(
+    home: Home, published: set[str], agents: set[str], trajectories: set[str]
+) -> None:
+    """Rewrite the files of this home that no repository has: exports and replays read them too."""
+    gone, plays = set(trajectories), Plays()
+    for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
+        for source in sorted((home.datasets / config).glob("*/*.parquet")):
+            path = source.relative_to(home.datasets).as_posix()
+            if path in published:
+                continue
+            if config == TRAJECTORIES:
+                played = _plays(source)
+                own = {one for one, (agent, _) in played.items() if agent in agents or one in gone}
+                gone |= own
+                plays |= {one: play for one, play in played.items() if one not in own}
+            else:
+                rows = pq.read_table(source, columns=["players", "trajectory_ids"])
+                named = {n for column in rows.columns for ids in column.to_pylist() for n in ids}
+                own = named & (agents | gone)
+            if own:
+                target = source.with_name(f".{source.name}.tmp")
+                keep = partial(_kept, config, agents, gone, plays)
+                sha256, _ = rewrite_table(source, target, keep)
+                target.replace(home.datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+                source.unlink()
 
 
 def _rewritten(

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import date
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
@@ -34,9 +34,10 @@ from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
 from babylon.dataset.schema import SCHEMAS
-from babylon.dataset.table_file import split_of
+from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
+from babylon.store.published import withhold
 from babylon.store.windows import claim_window, set_state
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -328,6 +329,29 @@ async def test_an_agent_is_taken_down_everywhere(
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
     assert replace(done, revision="").advice
+
+
+async def test_files_that_were_never_published_lose_the_play_too(
+    store: Store, publisher: Settings
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    home = publisher.home
+    await build_windows(store, home, Selection())
+    scenario = {
+        "scenario_id": WINDOW, "window_id": WINDOW, "players": [], "agents": 2,
+        "trajectory_ids": [f"{WINDOW}-ann", f"{WINDOW}-bo"],
+        "mean_pnl_usd": 3.75, "best_pnl_usd": 4.5,
+    }  # fmt: skip
+    write_table(home, TableName("scenarios", WINDOW), [[scenario]])
+    await withhold(store, "agent", "ann", "asked")  # so that the name is known without a game
+    done = await erase(store, home, publisher.publish, "agent", "ann", apply=True)
+    assert not done.files and not done.revision
+    (plays,) = (home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(plays)["agent_id"].to_list() == ["bo"]
+    (market,) = (home.datasets / "scenarios").rglob("*.parquet")
+    (row,) = pl.read_parquet(market).rows(named=True)
+    assert row["trajectory_ids"] == [f"{WINDOW}-bo"] and row["mean_pnl_usd"] == 3.0
+    assert plays.stem.endswith(sha256(plays.read_bytes()).hexdigest()[:8])
 
 
 async def test_the_history_may_be_squashed_later_and_files_fetched_after_it(
