@@ -227,6 +227,8 @@ def replay(
 
     if (month is None) == (window is None):
         raise typer.BadParameter("give either --month YYYY-MM or --window ID")
+    if source is not None and interpolate:
+        raise typer.BadParameter("--interpolate is for the database: a dataset has its prices")
     prefix = window or f"{month:{MONTH}}"
     settings = load_settings()
     report = asyncio.run(

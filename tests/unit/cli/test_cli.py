@@ -130,6 +130,7 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["train", "--window", "2025-11-14T09:00+one", "--recipe", "other"],
         ["train", "--min-agents", "1"],
         ["baseline", "train", "--algorithm", "cqn", "--from", "play"],
+        ["dataset", "replay", "--agent", "a", "--window", "w", "--from", "x", "--interpolate"],
         ["dataset", "erase", "--agent", ""],
         ["dataset", "erase", "--agent", "ann", "--squash"],
         ["deploy", "ab"],
