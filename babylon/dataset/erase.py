@@ -177,19 +177,31 @@ async def _trajectories(
     store: Store, publish: PublishSettings, published: list[PublishedFile], kind: Kind, name: str
 ) -> set[str]:
     """Return the trajectories: of the game's rows, and of files whose rows were removed since."""
+    here = await asyncio.to_thread(_ids_here, store.home, f"{kind}_id", name)
     if kind == "trajectory":
         recorded = await store.game.fetchval(
             'SELECT EXISTS (SELECT FROM trajectories WHERE "trajectoryId" = $1)', name
         )
-        known = recorded or await was_trained(store, name)
+        known = recorded or here or await was_trained(store, name)
         return {name} if known or any(name in file.trajectory_ids for file in published) else set()
     rows = await store.game.fetch(
         'SELECT "trajectoryId" AS id FROM trajectories WHERE "agentId" = $1', name
     )
     named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
-    return {row["id"] for row in rows} | await asyncio.to_thread(
-        _ids_in_files, store.home, publish, named, name
+    return (
+        here
+        | {row["id"] for row in rows}
+        | await asyncio.to_thread(_ids_in_files, store.home, publish, named, name)
     )
+
+
+def _ids_here(home: Home, column: str, name: str) -> set[str]:
+    """Return the trajectories in the files of this home whose ``column`` is the name."""
+    ids: set[str] = set()
+    for path in (home.datasets / TRAJECTORIES).glob("*/*.parquet"):
+        rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
+        ids.update(rows.filter(pc.equal(rows[column], name))["trajectory_id"].to_pylist())
+    return ids
 
 
 def _ids_in_files(
