@@ -60,6 +60,9 @@ def train(
     from babylon.store import open_store
     from babylon.training.baselines.train import POLICY, BaselineRun, train_baseline
 
+    # Without --windows nothing of the dataset would be read, and nobody would be told.
+    if source is not None and windows is None:
+        raise typer.BadParameter("--from says where --windows lie: give both")
     settings = load_settings(**given(seed=seed))
     run = BaselineRun(
         algorithm=algorithm,

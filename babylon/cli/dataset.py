@@ -46,7 +46,7 @@ def build(
 ) -> None:
     """Write the files of every finished window, and their card, to the local dataset folder."""
     from babylon.core.types import Published
-    from babylon.dataset.build import build_tables, selection_of, windows_of
+    from babylon.dataset.build import build_windows, selection_of
     from babylon.dataset.card import write_card
     from babylon.dataset.publish import describe
     from babylon.dataset.table_file import local_files
@@ -56,13 +56,11 @@ def build(
     settings = load_settings()
     home = settings.home
 
-    async def write(store: Store) -> list[Published]:
+    async def write(store: Store) -> tuple[list[Published], list[str]]:
         selection = Selection(safe=False) if raw else await selection_of(store, settings.publish)
-        windows = await windows_of(store, day.date() if day else None)
-        tables = [await build_tables(store, home, window, selection) for window in windows]
-        return [published for table in tables for published in table.values()]
+        return await build_windows(store, home, selection, day.date() if day else None)
 
-    published = with_store(settings, write)
+    published, problems = with_store(settings, write)
     if published:
         files = [describe(home, "", config, file) for config, file in local_files(home)]
         write_card(home, files, settings.publish)
@@ -71,7 +69,11 @@ def build(
     else:
         rows = [[one.window_id, one.rows, settings.home.resolve(one.uri)] for one in published]
         print_table("Dataset", ["window", "rows", "file"], rows)
+    for problem in problems:
+        typer.echo(problem, err=True)
     # The command did not do what it was asked, so it must not exit with 0.
+    if problems:
+        raise typer.Exit(1)
     if not published:
         when = f"of {day:%Y-%m-%d} is finished" if day else "is finished yet"
         typer.echo(f"no window {when}: nothing was written", err=True)
@@ -155,8 +157,10 @@ def erase(
     from babylon.dataset.erase import erase as take_down
 
     # Two names at once would need two reasons, and one report for both.
-    if (agent is None) == (trajectory is None):
+    if not (agent or trajectory) or (agent and trajectory):
         raise typer.BadParameter("give either --agent ID or --trajectory ID")
+    if squash and not apply:
+        raise typer.BadParameter("--squash changes the repository: give --apply too")
     settings = load_settings()
     found = with_store(
         settings,
@@ -223,6 +227,8 @@ def replay(
 
     if (month is None) == (window is None):
         raise typer.BadParameter("give either --month YYYY-MM or --window ID")
+    if source is not None and interpolate:
+        raise typer.BadParameter("--interpolate is for the database: a dataset has its prices")
     prefix = window or f"{month:{MONTH}}"
     settings = load_settings()
     report = asyncio.run(

@@ -3,7 +3,6 @@
 ``babylon model promote | rollback`` are two of these commands under other names.
 """
 
-import getpass
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 from babylon.cli import model
 from babylon.cli.experiment import analyse
 from babylon.cli.options import Json, Version
-from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
+from babylon.cli.output import print_json, print_table, show_values, stderr, user_name, with_store
 from babylon.core.settings_loading import load_settings
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ def refuse(version: Version, reason: Reason = "", json: Json = False) -> None:
 def _answer(version: int, approved: bool, reason: str, json: bool) -> None:
     from babylon.store.approvals import answer_approval
 
-    answer = with_store(
-        load_settings(), answer_approval, version, approved, getpass.getuser(), reason
-    )
+    answer = with_store(load_settings(), answer_approval, version, approved, user_name(), reason)
     show_values({"policy": version, "window": answer.window_id, "answer": str(answer)}, json)
 
 

@@ -3,7 +3,6 @@
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from getpass import getuser
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from babylon.cli.options import Json
-from babylon.cli.output import print_json, show_values, with_store
+from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import ConfigError, WindowError
 from babylon.core.settings_loading import load_settings
 
@@ -122,7 +121,7 @@ def pairs(
     from babylon.cli.judge_page import ask_pair
     from babylon.ops.pages.pairs import answer_pair, read_pair
 
-    settings, name, answered = load_settings(), person or getuser(), 0
+    settings, name, answered = load_settings(), person or user_name(), 0
     while (pair := with_store(settings, read_pair, name, window)) is not None:
         if json:
             print_json({"person": name, **asdict(pair)})

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import getpass
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
@@ -28,7 +30,8 @@ _STORAGE = {
     errno.EEXIST,  # a file where a directory must be
     errno.ENOTDIR,
 }
-stderr = Console(stderr=True, highlight=False)
+# Rich would read [words] and :words: in names and reasons as its own markup.
+stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 T = TypeVar("T")
 
 
@@ -56,7 +59,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, justify=justify, no_wrap=numeric or index == 0, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(value) for value in row])
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 160  # Rich assumes 80 columns for files and pipes
     console.print(table)
@@ -117,6 +120,14 @@ def show_logs() -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def user_name() -> str:
+    """Return the name under which the user's decisions are stored."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number only
+        return f"uid {os.getuid()}"
 
 
 def with_store(

@@ -139,7 +139,10 @@ def _check_usage(request: TrainRequest) -> None:
         raise typer.BadParameter(f"--frequency is for --mode continuous, not {mode}")
     if "recipe" in windows and mode is Mode.CONTINUOUS:
         raise typer.BadParameter("--recipe trains past windows: not with --mode continuous")
-    named = "recipe" in windows or "+" in (request.window or "")
+    in_window = (request.window or "").partition("+")[2]
+    if in_window and windows.get("recipe", in_window) != in_window:
+        raise typer.BadParameter(f"--window {request.window} names another recipe than --recipe")
+    named = "recipe" in windows or in_window
     if "include_late" in windows and not named:
         raise typer.BadParameter("--include-late trains nothing by itself: name a --recipe")
 

@@ -1,13 +1,12 @@
 """``babylon windows``: the recorded windows, their states, and what each lacks for training."""
 
-import getpass
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
-from babylon.cli.output import print_json, show_values, with_store
+from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import MAX_HOURS, Settings
 from babylon.core.settings_loading import load_settings
@@ -157,7 +156,7 @@ def release(
     from babylon.store.releases import release_window
 
     settings = load_settings()
-    freed = with_store(settings, release_window, window, getpass.getuser(), reason)
+    freed = with_store(settings, release_window, window, user_name(), reason)
     if json:
         print_json({"window_id": window, "released": freed})
         return
@@ -198,7 +197,7 @@ def retry(
 
     settings = load_settings()
     named = parse_window_id(window, settings.windows.minutes)
-    with_store(settings, retry_window, named, getpass.getuser())
+    with_store(settings, retry_window, named, user_name())
     done = "the next run may train it; `babylon train --window` does now"
     show_values({"window_id": window, "retry": done}, json)
 
@@ -214,7 +213,7 @@ def skip(
 
     settings = load_settings()
     named = parse_window_id(window, settings.windows.minutes)
-    with_store(settings, skip_window, named, getpass.getuser(), reason)
+    with_store(settings, skip_window, named, user_name(), reason)
     show_values({"window_id": window, "skipped": reason}, json)
 
 
@@ -226,7 +225,7 @@ def hold(
     """Stop the choice of windows by schedules and loops. A run in work ends its window."""
     from babylon.store.holds import hold
 
-    show_values({"hold": str(with_store(load_settings(), hold, getpass.getuser(), reason))}, json)
+    show_values({"hold": str(with_store(load_settings(), hold, user_name(), reason))}, json)
 
 
 @app.command()
@@ -234,7 +233,7 @@ def resume(json: Json = False) -> None:
     """End the hold."""
     from babylon.store.holds import end_hold
 
-    ended = with_store(load_settings(), end_hold, getpass.getuser())
+    ended = with_store(load_settings(), end_hold, user_name())
     show_values({"resumed": "training goes on" if ended else "there was no hold"}, json)
 
 

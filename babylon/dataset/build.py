@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from datetime import date
 from typing import Any
 
+from babylon.core.errors import BabylonError
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.core.types import Published, Scored
@@ -72,6 +73,20 @@ async def build_tables(
         return write_table(home, TableName(config, window_id), rows())
 
     return {config: await asyncio.to_thread(write, config, rows) for config, rows in tables.items()}
+
+
+async def build_windows(
+    store: Store, home: Home, selection: Selection, day: date | None = None
+) -> tuple[list[Published], list[str]]:
+    """Write every finished window, of one UTC day or all → files, and the windows that failed."""
+    written: list[Published] = []
+    problems: list[str] = []
+    for scored in await windows_of(store, day):
+        try:
+            written += (await build_tables(store, home, scored, selection)).values()
+        except BabylonError as error:  # a damaged window must not hold up all later ones
+            problems.append(f"window {scored.claim.window_id} was not written: {error}")
+    return written, problems
 
 
 def _safe(config: str, rows: Rows, selection: Selection) -> Rows:

@@ -157,8 +157,10 @@ async def _erase(
     await withhold(store, kind, name, reason)
     # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
     await withhold_trained(store, sorted(trajectories), reason)
+    agents = {name} if kind == "agent" else set()
+    paths = {file.path for file in published}
+    await asyncio.to_thread(_rewrite_unpublished, home, paths, agents, trajectories)
     if held:
-        agents = {name} if kind == "agent" else set()
         others = [file for file in published if file not in held]
         rewritten, revision = await asyncio.to_thread(
             _rewrite, home, publish, held, others, agents, trajectories
@@ -175,19 +177,31 @@ async def _trajectories(
     store: Store, publish: PublishSettings, published: list[PublishedFile], kind: Kind, name: str
 ) -> set[str]:
     """Return the trajectories: of the game's rows, and of files whose rows were removed since."""
+    here = await asyncio.to_thread(_ids_here, store.home, f"{kind}_id", name)
     if kind == "trajectory":
         recorded = await store.game.fetchval(
             'SELECT EXISTS (SELECT FROM trajectories WHERE "trajectoryId" = $1)', name
         )
-        known = recorded or await was_trained(store, name)
+        known = recorded or here or await was_trained(store, name)
         return {name} if known or any(name in file.trajectory_ids for file in published) else set()
     rows = await store.game.fetch(
         'SELECT "trajectoryId" AS id FROM trajectories WHERE "agentId" = $1', name
     )
     named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
-    return {row["id"] for row in rows} | await asyncio.to_thread(
-        _ids_in_files, store.home, publish, named, name
+    return (
+        here
+        | {row["id"] for row in rows}
+        | await asyncio.to_thread(_ids_in_files, store.home, publish, named, name)
     )
+
+
+def _ids_here(home: Home, column: str, name: str) -> set[str]:
+    """Return the trajectories in the files of this home whose ``column`` is the name."""
+    ids: set[str] = set()
+    for path in (home.datasets / TRAJECTORIES).glob("*/*.parquet"):
+        rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
+        ids.update(rows.filter(pc.equal(rows[column], name))["trajectory_id"].to_pylist())
+    return ids
 
 
 def _ids_in_files(
@@ -255,6 +269,33 @@ def _rewrite(
         if old.path != new.path:
             (home.datasets / old.path).unlink(missing_ok=True)
     return [replace(file, revision=revision) for file in made], revision
+
+
+def _rewrite_unpublished(
+    home: Home, published: set[str], agents: set[str], trajectories: set[str]
+) -> None:
+    """Rewrite the files of this home that no repository has: exports and replays read them too."""
+    gone, plays = set(trajectories), Plays()
+    for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
+        for source in sorted((home.datasets / config).glob("*/*.parquet")):
+            path = source.relative_to(home.datasets).as_posix()
+            if path in published:
+                continue
+            if config == TRAJECTORIES:
+                played = _plays(source)
+                own = {one for one, (agent, _) in played.items() if agent in agents or one in gone}
+                gone |= own
+                plays |= {one: play for one, play in played.items() if one not in own}
+            else:
+                rows = pq.read_table(source, columns=["players", "trajectory_ids"])
+                named = {n for column in rows.columns for ids in column.to_pylist() for n in ids}
+                own = named & (agents | gone)
+            if own:
+                target = source.with_name(f".{source.name}.tmp")
+                keep = partial(_kept, config, agents, gone, plays)
+                sha256, _ = rewrite_table(source, target, keep)
+                target.replace(home.datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+                source.unlink()
 
 
 def _rewritten(

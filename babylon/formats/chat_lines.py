@@ -76,6 +76,7 @@ def read_chats(
         ImportFileError: a line is not a conversation that ends with an assistant's text, unless
             ``leave_out`` goes on.
     """
+    # The lines of one trajectory may stand anywhere in the file.
     own_lines: dict[str, tuple[str, list[tuple[ChatMetadata, LlmCall]]]] = {}
     for document in documents:
         try:
@@ -92,7 +93,12 @@ def read_chats(
             continue
         yield _other_trace(document, messages, trained, agent_id)
     for place, lines in own_lines.values():
-        yield _own_trace(place, lines)
+        try:
+            trace = _own_trace(place, lines)
+        except ImportFileError as error:
+            leave_out(error)
+            continue
+        yield trace
 
 
 def _messages(document: Document) -> tuple[list[Message], list[int]]:

@@ -3,9 +3,10 @@
 Traces carry no ground truth: no ``gameKnowledge``, no outcomes, no verdicts on trades.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,13 +21,19 @@ from babylon.core.windows import Window, outcome_ids
 from babylon.formats.atif import write_atif
 from babylon.formats.chat_lines import write_chat
 from babylon.formats.format_names import Written
-from babylon.formats.trace import Tokens, Trace, TraceStep, utc
+from babylon.formats.trace import ImportFileError, Tokens, Trace, TraceStep, utc
 from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
 from babylon.store.session import in_batches
 
+log = logging.getLogger(__name__)
 _AT_A_TIME = 100
+# Errors of a row whose JSON has another shape than the game's.
+_MALFORMED = (
+    *(msgspec.MsgspecError, ImportFileError, RecursionError),
+    *(AttributeError, KeyError, TypeError, ValueError, OverflowError),
+)
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
 _ACTION = ("actionType", "success", "parameters", "result", "error", "reasoning")
 # Parameters: the window's start and end; for market outcomes those of ``OF_WINDOW``.
@@ -106,13 +113,14 @@ async def _require_trajectories(store: Store, window: Window) -> None:
 
 @contextmanager
 def open_new(path: Path) -> Iterator[TextIO]:
-    """Open a new file that appears under its name only when it is complete.
+    """Open a new file, in folders that are made, which appears only when it is complete.
 
     Raises:
         DatabaseError: the file exists already.
     """
     if path.exists():
         raise DatabaseError(f"{path} exists already: remove it, or choose another path")
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8", newline="\n") as file:
@@ -123,7 +131,10 @@ def open_new(path: Path) -> Iterator[TextIO]:
 
 
 async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trace]:
-    """Yield every trajectory of the window with its calls, and their tokens if recorded."""
+    """Yield every trajectory of the window with its calls, and their tokens if recorded.
+
+    A row that is not the game's is named in the log and left out, as validation rejects it.
+    """
     async with (
         store.game.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
@@ -136,8 +147,15 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
             async with store.pool.acquire() as own:
                 calls = await _by_trajectory(own, _CALLS, ids)
             for record in records:
-                own = record["trajectoryId"]
-                yield _trace(record, logs[own], calls[own])
+                name = record["trajectoryId"]
+                try:
+                    trace = _trace(record, logs[name], calls[name])
+                except _MALFORMED as error:  # it must not hold up the other trajectories
+                    log.warning(
+                        "left out: trajectory %s: %s: %s", name, type(error).__name__, error
+                    )
+                    continue
+                yield trace
 
 
 _LOGS = """
@@ -199,15 +217,21 @@ def _step(
         if (sampled := _tokens(call, waiting)) is not None:
             tokens[index] = sampled
     state, action = step.get("environmentState", {}), step.get("action", {})
-    stamp = step.get("timestamp")
     return TraceStep(
         calls=tuple(calls),
         tokens=tokens,
-        at=None if stamp is None else datetime.fromtimestamp(stamp / 1000, UTC),
+        at=_time(step.get("timestamp")),
         state={key: state[key] for key in _STATE if key in state},
         action={"parameters": {}, **{key: action[key] for key in _ACTION if key in action}},
         reward=step.get("reward", 0.0),
     )
+
+
+def _time(milliseconds: Any) -> datetime | None:
+    """Return the time; None if it is none, because validation does not read it."""
+    with suppress(TypeError, ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return None
 
 
 def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:

@@ -23,12 +23,20 @@ from babylon.formats.trace import (
     Trace,
     TraceStep,
     convert,
+    utc,
 )
-from babylon.recorder.trajectory import Action, OpenTrajectory, Row, trajectory_row
+from babylon.recorder.trajectory import (
+    MAX_SCENARIO_ID,
+    Action,
+    OpenTrajectory,
+    Row,
+    trajectory_row,
+)
 from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
 _STEP = timedelta(seconds=1)
+_INTEGERS = range(-(2**31), 2**31)  # of Postgres
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,7 @@ def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: dateti
 
     Raises:
         ImportFileError: the trace has no time and no window is given, its window id does not match
-            its time, or a value cannot be stored.
+            its time, or a value cannot be stored, such as a time of year 1.
     """
     start = _start(trace, window)
     own = window_at(start, minutes)
@@ -97,11 +105,31 @@ def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: dateti
         )
     except RecorderError as error:
         raise ImportFileError(f"{trace.place}: {error}") from error
+    _check_columns(trace, played)
     return TraceRows(trajectory=row, logs=played.calls, calls=calls)
 
 
+def _check_columns(trace: Trace, played: OpenTrajectory) -> None:
+    """Refuse what no column holds: as an error of Postgres it would stop the whole import."""
+    if len(played.scenario_id) > MAX_SCENARIO_ID:
+        raise ImportFileError(
+            f"{trace.place}: scenario id {played.scenario_id!r:.80} is longer than"
+            f" {MAX_SCENARIO_ID} characters: shorten it"
+        )
+    counts = [(name, value) for row in played.calls for name, value in row.items()]
+    for step in trace.steps:
+        for tokens in step.tokens.values():
+            ids = (*tokens.prompt_token_ids, *tokens.completion_token_ids)
+            counts += [("policy_version", tokens.policy_version), *(("token id", n) for n in ids)]
+    for name, value in counts:
+        if isinstance(value, int) and value not in _INTEGERS:
+            raise ImportFileError(
+                f"{trace.place}: {name} is {value!r:.80}: give a number of at most 32 bits"
+            )
+
+
 def _start(trace: Trace, window: Window | None) -> datetime:
-    start = trace.start or next((step.at for step in trace.steps if step.at), None)
+    start = utc(trace.place, trace.start or next((s.at for s in trace.steps if s.at), None))
     if start is not None:
         return start
     if window is None:

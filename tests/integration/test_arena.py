@@ -339,6 +339,9 @@ async def test_held_out_play_counts_once(store: Store, quick: Settings, base: Pa
         trained.claim.window_id,
         trained.batch_id,
     )
+    await store.pool.execute(  # also in a shorter window
+        "INSERT INTO babylon.trained VALUES ('x', '2026-01-01T09:15', $1)", trained.batch_id
+    )
     assert (await held_out_check(store, trained, TRAINING)).trajectories == 60
     assert (await held_out_check(store, later, TRAINING)).trajectories == 60  # its parent saw them
     other = await challenge(store, base, hour=11)

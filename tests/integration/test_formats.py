@@ -183,6 +183,38 @@ async def test_a_bad_line_is_left_out_and_named(
     assert f"left out: {file}:2: messages is not a non-empty list" in caplog.text
 
 
+def _line(**metadata: object) -> dict[str, Any]:
+    return {**CHAT, "metadata": {"trajectory_id": "t", "agent_id": "a", "step": 0, **metadata}}
+
+
+def _sampled_by(version: int) -> dict[str, Any]:
+    return write_atif(trace(step(0, call("?"), tokens={0: tokens(policy_version=version)})))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (CHAT, _line(max_tokens=2**31), "maxTokens is 2147483648"),
+        (CHAT, _line(scenario_id="s" * 101), "is longer than 100 characters"),
+        (CHAT, _line(at="0001-01-01T00:00:00Z"), "time 0001-01-01 00:00:00"),
+        (write_atif(a_trace("t2")), _sampled_by(2**31), "policy_version is 2147483648"),
+    ],
+)
+async def test_what_no_column_holds_is_left_out_and_named(
+    store: Store,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    good: dict[str, Any],
+    bad: dict[str, Any],
+    message: str,
+) -> None:
+    added = await import_files(
+        store, [write_lines(tmp_path / "in.jsonl", good, bad)], window=WINDOW
+    )
+    assert (added["trajectories"], added["left_out"]) == (1, 1)
+    assert message in caplog.text
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -212,6 +244,22 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
         await import_files(store, [file], format=Format.ATIF)
 
 
+@pytest.mark.parametrize(
+    "steps", ["[", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
+)
+async def test_a_row_that_is_not_the_games_does_not_stop_the_export(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str
+) -> None:
+    rows = [write_atif(a_trace()), write_atif(a_trace("odd"))]
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", *rows)])
+    await store.pool.execute(
+        'UPDATE trajectories SET "stepsJson" = $1 WHERE "trajectoryId" = $2', steps, "odd"
+    )
+    lines = await export_traces(store, WINDOW, Written.ATIF, tmp_path / "out")
+    left_out = "left out: trajectory odd" in caplog.text
+    assert (lines, left_out) == ((2, False) if "timestamp" in steps else (1, True))
+
+
 async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Path) -> None:
     with pytest.raises(WindowError, match="no trajectory was recorded in window"):
         await export_traces(store, WINDOW, Written.ATIF, tmp_path / "out")
@@ -220,3 +268,6 @@ async def test_exports_are_whole_and_replace_no_file(store: Store, tmp_path: Pat
     with pytest.raises(DatabaseError, match="out exists already: remove it"):
         await export_traces(store, WINDOW, Written.CHAT, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["in.jsonl", "out"]
+    assert (
+        await export_traces(store, WINDOW, Written.ATIF, tmp_path / "new" / "folder" / "out") == 1
+    )

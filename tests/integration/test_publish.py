@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import date
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
@@ -29,12 +29,12 @@ from babylon.dataset import build as building
 from babylon.dataset import erase as erasing
 from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
-from babylon.dataset.build import build_tables, windows_of
+from babylon.dataset.build import build_tables, build_windows, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
 from babylon.dataset.schema import SCHEMAS
-from babylon.dataset.table_file import split_of
+from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
 from babylon.store.windows import claim_window, set_state
@@ -164,6 +164,17 @@ async def test_a_window_that_finishes_late_goes_with_the_next_day_or_by_hand_at_
     assert read(hub, "trajectories")["window_id"].to_list() == [WINDOW, late, NEXT_DAY]
     await finish(store, publisher, later, [played(later, "ann")])
     assert await push(store, publisher) == ["2025-11-14"]
+
+
+async def test_a_damaged_window_does_not_stop_the_build_of_the_others(
+    store: Store, publisher: Settings
+) -> None:
+    await two_days(store, publisher)
+    (first, *_) = await windows_of(store)
+    Path(publisher.home.resolve(first.artifact.uri)).unlink()
+    written, (problem,) = await build_windows(store, publisher.home, Selection())
+    assert {one.window_id for one in written} == {"2025-11-14T10:00", NEXT_DAY}
+    assert f"window {WINDOW} was not written" in problem
 
 
 async def test_a_dry_run_sends_nothing_and_shows_what_would_go(
@@ -317,6 +328,28 @@ async def test_an_agent_is_taken_down_everywhere(
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
     assert replace(done, revision="").advice
+
+
+async def test_files_that_were_never_published_lose_the_play_too(
+    store: Store, publisher: Settings
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    home = publisher.home
+    await build_windows(store, home, Selection())
+    scenario = {
+        "scenario_id": WINDOW, "window_id": WINDOW, "players": [], "agents": 2,
+        "trajectory_ids": [f"{WINDOW}-ann", f"{WINDOW}-bo"],
+        "mean_pnl_usd": 3.75, "best_pnl_usd": 4.5,
+    }  # fmt: skip
+    write_table(home, TableName("scenarios", WINDOW), [[scenario]])
+    done = await erase(store, home, publisher.publish, "agent", "ann", apply=True)
+    assert done.trajectories == 1 and not done.files and not done.revision
+    (plays,) = (home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(plays)["agent_id"].to_list() == ["bo"]
+    (market,) = (home.datasets / "scenarios").rglob("*.parquet")
+    (row,) = pl.read_parquet(market).rows(named=True)
+    assert row["trajectory_ids"] == [f"{WINDOW}-bo"] and row["mean_pnl_usd"] == 3.0
+    assert plays.stem.endswith(sha256(plays.read_bytes()).hexdigest()[:8])
 
 
 async def test_the_history_may_be_squashed_later_and_files_fetched_after_it(

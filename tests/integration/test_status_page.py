@@ -256,6 +256,11 @@ async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(
     assert "0 steps" in (await browser.get("/trajectories/deep"))[1]
     assert (await browser.get("/trajectories/%00"))[0] == 404
     assert (await browser.get("/windows/%00"))[0] == 404
+    await browser.sign_in(await create_key(store, "operator", scopes=["deploy"]))
+    assert (await browser.get("/pairs?window=%00"))[0] == 404
+    fields = await browser.fields("/")
+    assert (await browser.post("/hold", {**fields, "reason": "half \0 a word"}))[0] == 200
+    assert (await running_hold(store)) is not None
 
 
 async def test_while_the_database_is_away_there_is_a_page_that_says_so(
@@ -316,7 +321,7 @@ async def _drawn(url: str, shot: Path, dark: bool) -> tuple[str, tuple[int, int]
     return title[1] if title else "", struct.unpack(">II", shot.read_bytes()[16:24])
 
 
-async def _judged_window(store: Store) -> None:
+async def _judged_window(store: Store, window_id: str = WINDOW) -> None:
     """One judge's opinions of three of the recorded plays."""
     ids = [str(row["trajectoryId"]) for row in real_rows("trajectories")][:3]
     group = JudgedGroup(
@@ -326,7 +331,7 @@ async def _judged_window(store: Store) -> None:
         trajectory_ids=tuple(ids),
     )
     by = JudgeIdentity(judge="j", method="ruler", rubric="r")
-    await store_validity(store, WindowValidity(window_id=WINDOW, by=by, groups=[group]))
+    await store_validity(store, WindowValidity(window_id=window_id, by=by, groups=[group]))
 
 
 async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
@@ -351,6 +356,17 @@ async def test_a_person_judges_pairs_and_each_answer_needs_the_form(
         fields = {**await browser.fields("/pairs"), "better": "first"}
         _, page = await browser.post("/pairs", fields)
     assert "Every pair is answered" in page and len(await read_answers(store)) == 3
+
+
+async def test_a_pair_of_a_window_that_starts_within_an_hour_is_shown(
+    browser: Browser, store: Store
+) -> None:
+    window = parse_window_id("2025-11-14T07:15", 15)
+    await claim_window(store, window, owner="box:1:a", lease_s=600)
+    await _judged_window(store, window.id)
+    await browser.sign_in(await create_key(store, "operator", scopes=["deploy"]))
+    status, page = await browser.get(f"/pairs?window={window.id}")
+    assert status == 200 and "Play 2 is better" in page
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 from babylon.core.api_keys import local_key, parse_key
 from babylon.core.errors import BabylonError, DatabaseError, RouteConflictError
 from babylon.core.home import Home
+from babylon.core.text import storable
 from babylon.deployment.change import ChangeRequest, RunChecks
 from babylon.deployment.replace import replace_champion
 from babylon.deployment.rollback import roll_back
@@ -119,8 +120,9 @@ class StatusPage:
         """Answer with a page, which a browser shows, also while the database is away."""
 
         async def answered(request: Request) -> Response:
-            if any("\0" in value for value in request.path_params.values()):
-                return self._problem(None, "there is no such page", 404)  # Postgres knows no NUL
+            named = (*request.path_params.values(), *request.query_params.values())
+            if any("\0" in value for value in named):  # Postgres knows no NUL
+                return self._problem(None, "there is no such page", 404)
             try:
                 return await answer(request)
             except UNREACHABLE as error:
@@ -382,4 +384,5 @@ def _is_ours(request: Request) -> bool:
 
 async def _form(request: Request) -> Form:
     body = await read_body(request.scope, request.receive)
-    return {name: values[0] for name, values in parse_qs((body or b"").decode("latin-1")).items()}
+    fields = parse_qs((body or b"").decode("latin-1"))
+    return {name: storable(values[0]) for name, values in fields.items()}

@@ -127,7 +127,12 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["train", "--mode", "backfill", "--from", "2025-11-15", "--to", "2025-11-14T23:00"],
         ["train", "--mode", "continuous", "--recipe", "again"],
         ["train", "--include-late"],
+        ["train", "--window", "2025-11-14T09:00+one", "--recipe", "other"],
         ["train", "--min-agents", "1"],
+        ["baseline", "train", "--algorithm", "cqn", "--from", "play"],
+        ["dataset", "replay", "--agent", "a", "--window", "w", "--from", "x", "--interpolate"],
+        ["dataset", "erase", "--agent", ""],
+        ["dataset", "erase", "--agent", "ann", "--squash"],
         ["deploy", "ab"],
         ["deploy", "canary", "5", "--share", "much"],
         ["model", "show", "newest"],
@@ -362,14 +367,42 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
 ) -> None:
     uri = "file:///my%20home/month%3D2025-11/x.parquet"
 
-    def build(*_: object) -> list[Published]:
-        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)]
+    problems: list[str] = []
+
+    def build(*_: object) -> tuple[list[Published], list[str]]:
+        return [Published(window_id="2025-11-14T09:00", uri=uri, sha256="", rows=5)], problems
 
     monkeypatch.setattr("babylon.cli.dataset.with_store", build)
     assert exit_code("dataset", "build") == 0
     assert "/my home/month=2025-11/x.parquet" in capsys.readouterr().out
     assert exit_code("dataset", "build", "--json") == 0
     assert json.loads(capsys.readouterr().out)["published"][0]["uri"] == uri
+    problems.append("window x was not written: its rows are gone")
+    assert exit_code("dataset", "build") == 1
+    assert "its rows are gone" in capsys.readouterr().err
+
+
+def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["team[alpha]", "[/b]", "a:dog:b"]
+    print_table("[i] keys", ["name"], [[name] for name in names])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("[i] keys", *names))
+
+
+@pytest.mark.parametrize("command", [["resume"], ["hold", "--reason", "x"]], ids=" ".join)
+def test_a_user_of_a_container_without_a_name_decides_too(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    given: list[object] = []
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("babylon.cli.windows.with_store", lambda *values: given.extend(values))
+    assert exit_code("windows", *command) == 0
+    assert f"uid {os.getuid()}" in given
 
 
 def test_a_log_line_in_a_file_is_one_line_however_long(
