@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 from msgspec.structs import replace
 
-from babylon.core.errors import DatabaseError, WindowError
+from babylon.core.errors import DatabaseError, WindowError, reason_of
 from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.core.windows import Window, outcome_ids
 from babylon.formats.atif import write_atif
@@ -151,9 +151,7 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 try:
                     trace = _trace(record, logs[name], calls[name])
                 except _MALFORMED as error:  # it must not hold up the other trajectories
-                    log.warning(
-                        "left out: trajectory %s: %s: %s", name, type(error).__name__, error
-                    )
+                    log.warning("left out: trajectory %s: %s", name, reason_of(error))
                     continue
                 yield trace
 
