@@ -108,11 +108,14 @@ def score_figures(
 ) -> dict[str, float]:
     """Return how scores agree with profit within groups, and the share that has no score.
 
+    A play with a failed step is no part of the correlation: its score pays for the failure, its
+    profit does not, and shares of failed actions and malformed replies are figures of their own.
     The correlation is left out if no group of three has both different scores and profits.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for trajectory, score in zip(trajectories, scores, strict=True):
-        if isinstance(score, Score):
+        failed = any(payoff.failed for payoff in trajectory.payoffs)
+        if isinstance(score, Score) and not failed:
             groups[trajectory.scenario_id].append((score.value, trajectory.pnl_usd))
     unscored = sum(not isinstance(score, Score) for score in scores)
     figures = {"unscored_share": unscored / len(scores)} if scores else {}

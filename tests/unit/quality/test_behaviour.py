@@ -6,6 +6,7 @@ from functools import cache
 import msgspec
 import pytest
 
+from babylon.core.trajectories import Payoff
 from babylon.quality.behaviour import BehaviourTally
 from babylon.quality.health import HACKS, HISTORY, LEAST_HISTORY, PlayTally, find_alarms
 from babylon.scoring.rewards.heuristic import heuristic
@@ -73,6 +74,27 @@ def test_a_score_that_parts_from_profit_is_an_alarm():
     assert find_alarms(with_scores(20, 1), before) == []
     (alarm,) = find_alarms(with_scores(20, -1), before)
     assert alarm.figure == "score_pnl_correlation" and "-" in alarm.reason
+
+
+def test_a_failed_reply_that_costs_as_much_as_the_worst_trade_is_no_alarm():
+    earned = [124.0, -1.0, 16.0, 95.0, 109.0, 0.0, -14.0, -250.0]
+
+    def with_failures(number, failed):
+        played = [
+            msgspec.structs.replace(
+                judged.trajectory,
+                pnl_usd=pnl_usd,
+                payoffs=(Payoff(step=0, pnl_usd=pnl_usd), Payoff(step=1, pnl_usd=0.0)),
+            )
+            for judged, pnl_usd in zip(known_window(8, number).judged, earned, strict=True)
+        ]
+        if failed:  # a step later it earns what it would have earned
+            late = (Payoff(step=0, pnl_usd=0.0, failed=True), Payoff(step=1, pnl_usd=earned[0]))
+            played[0] = msgspec.structs.replace(played[0], payoffs=late)
+        return figures(number) | score_figures(played, heuristic(played))
+
+    before = [with_failures(number, failed=False) for number in range(LEAST_HISTORY)]
+    assert find_alarms(with_failures(20, failed=True), before) == []
 
 
 def test_the_fingerprint_by_hand():
