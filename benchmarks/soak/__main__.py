@@ -24,6 +24,7 @@ from babylon.ops.up.prefect_call import call
 from babylon.store import Store, open_store
 from babylon.store.calls import wait_until_recorded
 from babylon.store.connection import UNREACHABLE
+from babylon.store.holds import running_hold
 from babylon.store.server import database_url
 from babylon.store.windows import list_windows
 from benchmarks.soak.ages import Ages
@@ -234,6 +235,8 @@ class _Runs:
         in_work = any(row.leased for row in rows.values())
         if not waiting or in_work or time.monotonic() - self._asked < AGAIN_S:
             return
+        if holding := await running_hold(self._store):
+            print(f"nothing is trained: {holding}", flush=True)
         named = await call(self._http, self._api, "GET", f"deployments/name/{DEPLOYMENT}")
         run = {"parameters": {"first": waiting[0], "last": waiting[-1], "placement": "inline"}}
         path = f"deployments/{named['id']}/create_flow_run"
