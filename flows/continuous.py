@@ -19,6 +19,7 @@ from babylon.stages.pending import pending_windows
 from babylon.store import open_store
 from babylon.store.connection import UNREACHABLE, read_clock
 from babylon.store.market_outcomes import awaits_outcomes
+from babylon.tasks.experiment import review_running
 from babylon.tasks.retire import retention_is_due, retire
 from babylon.tasks.stage import run_after
 
@@ -44,6 +45,8 @@ async def continuous(
         looked = datetime.now(UTC)
         try:
             async with open_store(settings) as store:
+                # Also while training is on hold, when no window's run does it.
+                await review_running(store, settings.windows, settings.experiment)
                 clock = await read_clock(store)
                 waiting = await pending_windows(
                     store, settings.windows, settings.quality, clock=clock

@@ -62,6 +62,7 @@ async def review_running(
         )
 
 
+@stage("experiment page")
 async def leave_review(numbers: Mapping[str, object]) -> None:
     """Leave the page ``experiment``; each review adds a version.
 

@@ -63,6 +63,8 @@ def train(
     # Without --windows nothing of the dataset would be read, and nobody would be told.
     if source is not None and windows is None:
         raise typer.BadParameter("--from says where --windows lie: give both")
+    if windows is not None and algorithm != "cqn":
+        raise typer.BadParameter(f"only cqn learns from recorded windows, not {algorithm}")
     settings = load_settings(**given(seed=seed))
     run = BaselineRun(
         algorithm=algorithm,

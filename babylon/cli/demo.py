@@ -82,7 +82,7 @@ def demo_progress() -> Iterator[tuple[Say, Step]]:
     Bars are drawn only on a terminal.
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

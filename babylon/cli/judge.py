@@ -72,15 +72,19 @@ def cost(
     window: Annotated[
         str | None, typer.Option(metavar="ID", help="Show one window; default: all of the days.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3660, metavar="N", help="UTC days.")] = 7,
+    days: Annotated[
+        int | None, typer.Option(min=1, max=3660, metavar="N", help="UTC days; default: 7.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show the judge's requests, tokens and US dollars by day and window."""
     from babylon.cli.judge_page import print_cost
     from babylon.store.judgments import spent_by_day
 
+    if window and days:
+        raise typer.BadParameter("--window shows all days of a window: leave --days out")
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    since = None if window else midnight - timedelta(days=days - 1)
+    since = None if window else midnight - timedelta(days=(days or 7) - 1)
     rows = with_store(load_settings(), spent_by_day, since, window)
     if json:
         total = {name: sum(getattr(row, name) for row in rows) for name in ("tokens", "usd")}

@@ -111,6 +111,17 @@ Trainer = Annotated[
 Loss = Annotated[LossName | None, typer.Option(help="The loss; default ppo_clip.")]
 
 
+def _written(reason: str) -> str:
+    if not reason.strip():
+        raise typer.BadParameter("it is empty: others will read it")
+    return reason
+
+
+NeededReason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", callback=_written, help="Shown to others.")
+]
+
+
 def given(**options: Any) -> dict[str, Any]:
     """Return the options that were given, as overrides of settings by group."""
     overrides: dict[str, Any] = {}

@@ -31,9 +31,9 @@ def stage_progress() -> Iterator[None]:
     from babylon.tasks.progress import listener
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[stage]}"),
+        TextColumn("{task.fields[stage]}", markup=False),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:

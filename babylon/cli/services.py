@@ -31,11 +31,19 @@ def up(
     from babylon.ops.up import up
     from babylon.ops.up.supervisor import Supervisor
 
+    if foreground and (apply or json):
+        # Settings are read at its start, and its output is a log.
+        raise typer.BadParameter("--foreground takes neither --apply nor --json")
     settings = load_settings()
     if foreground:
         asyncio.run(Supervisor(settings).run())
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=stderr, disable=not stderr.is_terminal) as progress:
         bar = progress.add_task("starting", total=None)
 

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from babylon.cli.options import Json, MinActions, MinAgents, WindowMinutes, given
+from babylon.cli.options import Json, MinActions, MinAgents, NeededReason, WindowMinutes, given
 from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import MAX_HOURS, Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.windows import parse_window_id
+from babylon.core.windows import parse_bound, parse_window_id
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
@@ -44,6 +44,8 @@ def list_(
     from babylon.stages.readiness import Page
     from babylon.store.holds import running_hold
 
+    if before is not None:
+        parse_bound(before.partition("+")[0])  # any other text would be compared as text
     settings = _settings(min_agents, min_actions, window_minutes)
     reports, late, _, stale = with_store(
         settings,
@@ -147,9 +149,7 @@ def show(
 @app.command()
 def release(
     window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Kept with the policy.")
-    ] = "released by hand",
+    reason: NeededReason = "released by hand",
     json: Json = False,
 ) -> None:
     """Free the play of a rejected or rolled-back window, so that a recipe can train it again."""
@@ -205,7 +205,7 @@ def retry(
 @app.command()
 def skip(
     window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Shown with the window.")],
+    reason: NeededReason,
     json: Json = False,
 ) -> None:
     """Leave a window alone: no run chooses it by itself."""
@@ -219,7 +219,7 @@ def skip(
 
 @app.command()
 def hold(
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Shown while it lasts.")],
+    reason: NeededReason,
     json: Json = False,
 ) -> None:
     """Stop the choice of windows by schedules and loops. A run in work ends its window."""

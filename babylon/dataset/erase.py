@@ -44,6 +44,7 @@ from babylon.store.published_policies import models_with
 Kind = Literal["agent", "trajectory"]
 Plays = dict[str, tuple[str, float]]
 """Trajectory → its agent and profit in US dollars."""
+Keep = Callable[[pa.Table], pa.Table]
 
 
 class NothingToEraseError(BabylonError):
@@ -52,10 +53,11 @@ class NothingToEraseError(BabylonError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """The published files that tell of a name, the policies that learnt from it, and what to do.
+    """The files that tell of a name, the policies that learnt from it, and what to do.
 
+    ``files`` are published; ``unpublished`` are files of this home that no repository has.
     ``policies``: version → ``trained`` on it, or ``descendant`` of such a policy. ``models``: those
-    that were published, as ``repository@tag``. ``revision`` is
+    that were published, as ``repository@tag``. ``applied``: they are rewritten. ``revision``:
     the commit without it, empty if nothing was changed on the hub.
     """
 
@@ -65,6 +67,8 @@ class Erasure:
     files: tuple[str, ...]
     policies: dict[int, str]
     models: tuple[str, ...] = ()
+    unpublished: tuple[str, ...] = ()
+    applied: bool = False
     revision: str = ""
     squashed: bool = False
 
@@ -72,8 +76,8 @@ class Erasure:
     def advice(self) -> tuple[str, ...]:
         """The steps that are left to do, one sentence each."""
         told = []
-        if self.files and not self.revision:
-            told.append(f"{len(self.files)} published files hold it: add --apply to rewrite them")
+        if (holding := len(self.files) + len(self.unpublished)) and not self.applied:
+            told.append(f"{holding} files hold it: add --apply to rewrite them")
         if self.files and not self.squashed:
             told.append("Old revisions keep it until the history is squashed: add --squash.")
         for version, how in self.policies.items():
@@ -142,6 +146,9 @@ async def _erase(
         if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
     ]
     policies = await policies_of(store, sorted(trajectories))
+    agents = {name} if kind == "agent" else set()
+    paths = {file.path for file in published}
+    unpublished = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
     models = await models_with(store, sorted(policies))
     found = Erasure(
         kind=kind,
@@ -150,6 +157,7 @@ async def _erase(
         files=tuple(file.path for file in held),
         policies=policies,
         models=tuple(f"{repository}@policy-{version}" for repository, version in models),
+        unpublished=tuple(path for path, _ in unpublished),
     )
     if not apply:
         return found
@@ -157,9 +165,9 @@ async def _erase(
     await withhold(store, kind, name, reason)
     # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
     await withhold_trained(store, sorted(trajectories), reason)
-    agents = {name} if kind == "agent" else set()
-    paths = {file.path for file in published}
-    await asyncio.to_thread(_rewrite_unpublished, home, paths, agents, trajectories)
+    for path, keep in unpublished:
+        await asyncio.to_thread(_rewrite_unpublished, home.datasets, path, keep)
+    found = replace(found, applied=True)
     if held:
         others = [file for file in published if file not in held]
         rewritten, revision = await asyncio.to_thread(
@@ -271,10 +279,14 @@ def _rewrite(
     return [replace(file, revision=revision) for file in made], revision
 
 
-def _rewrite_unpublished(
+def _unpublished(
     home: Home, published: set[str], agents: set[str], trajectories: set[str]
-) -> None:
-    """Rewrite the files of this home that no repository has: exports and replays read them too."""
+) -> list[tuple[str, Keep]]:
+    """Return the files of this home that tell of the names and that no repository has.
+
+    Exports and replays read them. With each file comes the function that leaves the names out.
+    """
+    found: list[tuple[str, Keep]] = []
     gone, plays = set(trajectories), Plays()
     for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
         for source in sorted((home.datasets / config).glob("*/*.parquet")):
@@ -291,11 +303,16 @@ def _rewrite_unpublished(
                 named = {n for column in rows.columns for ids in column.to_pylist() for n in ids}
                 own = named & (agents | gone)
             if own:
-                target = source.with_name(f".{source.name}.tmp")
-                keep = partial(_kept, config, agents, gone, plays)
-                sha256, _ = rewrite_table(source, target, keep)
-                target.replace(home.datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
-                source.unlink()
+                found.append((path, partial(_kept, config, agents, gone, plays)))
+    return found
+
+
+def _rewrite_unpublished(datasets: Path, path: str, keep: Keep) -> None:
+    source = datasets / path
+    target = source.with_name(f".{source.name}.tmp")
+    sha256, _ = rewrite_table(source, target, keep)
+    target.replace(datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+    source.unlink()
 
 
 def _rewritten(
@@ -306,7 +323,7 @@ def _rewritten(
     file: PublishedFile,
     agents: set[str],
     trajectories: set[str],
-    keep: Callable[[pa.Table], pa.Table],
+    keep: Keep,
 ) -> PublishedFile:
     source = home.datasets / file.path
     if not source.exists():  # another machine made it, or a run that died after its commit

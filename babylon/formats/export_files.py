@@ -75,12 +75,14 @@ async def export_game(store: Store, window: Window, folder: Path) -> dict[str, i
     await _require_trajectories(store, window)
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)
-    for table, rows in _GAME_FILES.items():
-        query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
-        place = (window.start, window.end)
-        arguments = (outcome_ids(window), window.id) if table == "market_outcomes" else place
-        with open_new(folder / f"{table}.jsonl") as file:
-            async with store.game.acquire() as connection, connection.transaction(readonly=True):
+    # One snapshot: a row that arrives meanwhile is in all files or in none.
+    one_snapshot = {"isolation": "repeatable_read", "readonly": True}
+    async with store.game.acquire() as connection, connection.transaction(**one_snapshot):
+        for table, rows in _GAME_FILES.items():
+            query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
+            place = (window.start, window.end)
+            arguments = (outcome_ids(window), window.id) if table == "market_outcomes" else place
+            with open_new(folder / f"{table}.jsonl") as file:
                 async for records in in_batches(connection, query, *arguments, size=_AT_A_TIME):
                     file.writelines(record[0] + "\n" for record in records)
                     counts[table] += len(records)

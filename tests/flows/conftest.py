@@ -20,8 +20,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterKey,
-    FlowRunFilter,
-    FlowRunFilterStartTime,
 )
 
 from babylon.core.artifacts import read_artifact
@@ -146,14 +144,14 @@ async def played(
 
 @pytest.fixture
 def pages() -> Callable[[str], Awaitable[list[str]]]:
-    """Return the artifacts of a key that flow runs of this test left on the shared server."""
-    ours = FlowRunFilter(start_time=FlowRunFilterStartTime(after_=datetime.now(UTC)))
+    """Return the artifacts of a key that this test left on the shared server."""
+    began = datetime.now(UTC)
 
     async def left(key: str) -> list[str]:
         named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
         async with get_client() as client:
-            found = await client.read_artifacts(artifact_filter=named, flow_run_filter=ours)
-        return [str(artifact.data) for artifact in found]
+            found = await client.read_artifacts(artifact_filter=named)
+        return [str(one.data) for one in found if one.created and one.created >= began]
 
     return left
 

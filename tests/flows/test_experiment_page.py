@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import msgspec
-from prefect import flow
 
 from babylon.core.settings import Settings
 from babylon.evaluation.experiment.review import review
@@ -23,6 +22,6 @@ async def test_a_look_leaves_the_experiments_page(
     await fleet.write()
     found = await review(store, settings.windows, settings.experiment)
     assert found is not None
-    await flow(leave_review)(msgspec.json.decode(msgspec.json.encode(asdict(found))))
+    await leave_review(msgspec.json.decode(msgspec.json.encode(asdict(found))))
     (page,) = await pages("experiment")
     assert page.startswith(f"# Experiment {SALT}: not enough evidence yet\n")

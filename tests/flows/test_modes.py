@@ -73,9 +73,28 @@ async def test_a_hold_stops_a_backfill_before_its_next_window(
     assert "on hold" in second.reason and workshop.trained == [WINDOW]
 
 
-async def test_a_backfill_ends_an_experiment_whose_time_is_over_also_while_training_is_on_hold(
-    played: Settings, store: Store, workshop: Workshop, pages: Callable[[str], Awaitable[list[str]]]
+async def _backfilled() -> None:
+    assert await backfill(overrides=CENTURY) == []
+
+
+async def _enough(_: datetime) -> None:
+    raise TrainingError("enough")
+
+
+async def _looked() -> None:
+    with pytest.raises(TrainingError, match="enough"):
+        await anext(continuous(CENTURY))
+
+
+@pytest.mark.parametrize("run", [_backfilled, _looked])
+async def test_a_run_ends_an_experiment_whose_time_is_over_also_while_training_is_on_hold(
+    run: Callable[[], Awaitable[None]],
+    played: Settings,
+    store: Store,
+    pages: Callable[[str], Awaitable[list[str]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("babylon.flows.continuous.sleep_until", _enough)
     await store.pool.execute(
         "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
         " VALUES (1, 0, 'lora', '/nowhere', 'tiny');"
@@ -84,7 +103,7 @@ async def test_a_backfill_ends_an_experiment_whose_time_is_over_also_while_train
         " 0.05, 'salt', now() - interval '169 hours')"
     )
     await hold(store, "reward watch", "the challenger games its reward")
-    assert await backfill(overrides=CENTURY) == []
+    await run()
     route = await current_route(store)
     assert (route.policy_version, route.split) == (0, None)
     assert route.reason.startswith("canary: undecided after AB_MAX_HOURS=168")
@@ -108,18 +127,8 @@ async def test_retention_runs_once_an_hour_also_while_no_window_ends(
     old = results(played.home.root) / "old"
     old.parent.mkdir(parents=True)
 
-    async def backfilled() -> None:
-        assert await backfill(overrides=CENTURY) == []
-
-    async def looked() -> None:
-        with pytest.raises(TrainingError, match="enough"):
-            await anext(continuous(CENTURY))
-
-    async def nap(_: datetime) -> None:
-        raise TrainingError("enough")
-
-    monkeypatch.setattr("babylon.flows.continuous.sleep_until", nap)
-    for run in (backfilled, looked):
+    monkeypatch.setattr("babylon.flows.continuous.sleep_until", _enough)
+    for run in (_backfilled, _looked):
         for minutes, goes in ((61, True), (50, False), (-50, True)):
             old.touch()
             stamp = played.home.root / "run" / "retention"

@@ -327,7 +327,7 @@ async def test_an_agent_is_taken_down_everywhere(
     await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann"), played(NEXT_DAY, "bo")])
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
-    assert replace(done, revision="").advice
+    assert replace(done, applied=False).advice
 
 
 async def test_files_that_were_never_published_lose_the_play_too(
@@ -342,6 +342,9 @@ async def test_files_that_were_never_published_lose_the_play_too(
         "mean_pnl_usd": 3.75, "best_pnl_usd": 4.5,
     }  # fmt: skip
     write_table(home, TableName("scenarios", WINDOW), [[scenario]])
+    found = await erase(store, home, publisher.publish, "agent", "ann")
+    assert [path.partition("/")[0] for path in found.unpublished] == ["trajectories", "scenarios"]
+    assert "2 files hold it" in " ".join(found.advice)
     done = await erase(store, home, publisher.publish, "agent", "ann", apply=True)
     assert done.trajectories == 1 and not done.files and not done.revision
     (plays,) = (home.datasets / "trajectories").rglob("*.parquet")

@@ -130,6 +130,10 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["train", "--window", "2025-11-14T09:00+one", "--recipe", "other"],
         ["train", "--min-agents", "1"],
         ["baseline", "train", "--algorithm", "cqn", "--from", "play"],
+        ["baseline", "train", "--algorithm", "dqn", "--windows", "2025-11"],
+        ["judge", "cost", "--window", "2025-11-14T09:00", "--days", "3"],
+        ["up", "--foreground", "--apply"],
+        ["windows", "hold", "--reason", " "],
         ["dataset", "replay", "--agent", "a", "--window", "w", "--from", "x", "--interpolate"],
         ["dataset", "erase", "--agent", ""],
         ["dataset", "erase", "--agent", "ann", "--squash"],
@@ -249,6 +253,13 @@ def test_bad_windows_are_refused(
     captured = capsys.readouterr()
     assert window in captured.err
     assert json.loads(captured.out)["kind"] == kind
+
+
+def test_a_page_of_windows_ends_before_a_window_or_a_date(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code("windows", "list", "--before", "yesterday", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["kind"] == "WindowError"
 
 
 def test_the_database_decides_if_todays_window_is_over(

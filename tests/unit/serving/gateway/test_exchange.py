@@ -68,6 +68,7 @@ def test_sampled_answer_with_all_its_tokens_is_trainable() -> None:
         (answer((), (), 0), {}, "no tokens"),
         (answer(scores=(-1.0, None)), {}, "a logprob is not finite"),
         (answer(scores=(-1.0, -math.inf)), {}, "a logprob is not finite"),
+        (answer(scores=(-1.0, -9999.0)), {}, "a logprob is -9999, which stands for minus infinity"),
         (answer(), {"temperature": 0}, "temperature 0: greedy, not sampled"),
         (answer(), {"top_p": 0.5}, "top_p 0.5: not sampled from the whole distribution"),
         (answer(), {"top_k": 20, "min_p": 0}, "the sampling distribution was changed by top_k"),
