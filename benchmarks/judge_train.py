@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
 from babylon.scoring.judge.judge_client import JudgeClient
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import JudgeConfig, Rubric

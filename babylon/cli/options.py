@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from babylon.core.learning_settings import Loss as LossName
+from babylon.core.learning_settings import Trainer as TrainerName
 from babylon.core.settings import MAX_HOURS
-from babylon.core.settings import Loss as LossName
-from babylon.core.settings import Trainer as TrainerName
 
 
 class Mode(StrEnum):

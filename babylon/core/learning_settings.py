@@ -1,11 +1,136 @@
-"""Settings of learning beyond scores: preferences, words, and populations of settings."""
+"""Settings of learning: the update, preferences and words, and populations of settings."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from babylon.core.settings_group import Group, env
 
 Precision = Literal["fp32", "bf16", "nf4"]
 Objective = Literal["grpo", "dpo", "kto", "sdpo", "grpo+dpo", "grpo+sdpo"]
+Trainer = Literal["torch", "serverless", "art-local"]
+Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
+LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
+
+
+class TrainingSettings(Group):
+    trainer: Trainer = env("torch", "TRAINER")
+    """Backend that computes the update: our own, W&B's service, or ART on this machine."""
+    objective: Objective = env("grpo", "OBJECTIVE")
+    """Source of an update: scores (`grpo`), pairs of replies sampled for it (`dpo`), logged
+    calls as good or bad ones (`kto`), feedback in words (`sdpo`), or two of them;
+    docs/preferences.md.
+    """
+    tuning: Literal["lora", "full"] = env("lora", "TUNING")
+    """Weights that are trained: a LoRA adapter, or all of them."""
+    transfer_layers: Literal["all", "attention", "ffn"] = env("all", "TRANSFER_LAYERS")
+    """Layers that are trained."""
+    loss: Loss = env("ppo_clip", "LOSS")
+    """Loss function; docs/trainer.md has the formulas."""
+    advantage: Literal["leave_one_out", "group_std", "batch_std"] = env(
+        "leave_one_out", "ADVANTAGE"
+    )
+    """Baseline and scale of advantages; docs/trainer.md explains them."""
+    credit: Literal["trajectory", "decision"] = env("decision", "CREDIT")
+    """Unit that is compared: whole trajectories, or each decision with those of the other agents at
+    the same tick, if the scorer gives steps rewards.
+    """
+    discount: float = env(0.0, "DISCOUNT", ge=0, le=1)
+    """Discount of the rewards of later steps in a decision's return, for each step."""
+    call_weight: Literal["trajectory", "token", "trajectory_tokens", "call", "constant"] = env(
+        "trajectory", "CALL_WEIGHT"
+    )
+    """What has equal weight in a train step: each trajectory, token or call. Losses with a
+    normaliser of their own take only the default.
+    """
+    learning_rate: float | None = env(None, "LEARNING_RATE", gt=0)
+    """Learning rate of AdamW. Unset: it starts with a rate for the model's size, and adapts until
+    an update moves the policy by two thirds of `STOP_KL`. Other trainers take 1e-5 (LoRA) or 1e-6
+    (full).
+    """
+    warmup_steps: int = env(10, "WARMUP_STEPS", ge=0)
+    """Number of train steps in which the learning rate rises, once for an optimiser."""
+    iterations: int = env(10, "ITERATIONS", ge=1)
+    """Number of passes over a window."""
+    batch_size: int = env(4, "BATCH_SIZE", ge=1)
+    """Number of trajectories in a micro-batch."""
+    accumulation: int = env(2, "GRADIENT_ACCUMULATION_STEPS", ge=1)
+    """Number of micro-batches in a train step."""
+    max_tokens: int | None = env(None, "MAX_TOKENS", ge=1)
+    """Tokens computed at once. It decides memory, never the result, and is halved when memory is
+    short. Unset: a number that fits the model and the device.
+    """
+    activation_checkpointing: bool = env(False, "ACTIVATION_CHECKPOINTING")
+    """Recompute activations in the backward pass: less memory, a third more time. It is switched on
+    when memory runs out repeatedly.
+    """
+    processes: int = env(1, "TRAIN_PROCESSES", ge=0)
+    """Number of processes of a machine that share an update of TRAINER=torch. 0: one a GPU."""
+    nodes: int = env(1, "TRAIN_NODES", ge=1)
+    """Number of machines that share an update, with `TRAIN_PROCESSES` each."""
+    rendezvous: str | None = env(None, "TRAIN_RENDEZVOUS", pattern=r"^[\w.-]+:\d+$")
+    """`host:port` of the machine whose worker runs the update, where the other machines meet it."""
+    kl_penalty: float = env(0.0, "KL_PENALTY", ge=0)
+    """Weight of the KL divergence to an anchor, which follows the policy slowly, in the loss."""
+    anchor_rate: float = env(0.1, "ANCHOR_RATE", ge=0, le=1)
+    """Fraction of the distance to the policy that the anchor moves after each update. 0: the anchor
+    stays; 1: it is the policy that an update starts from.
+    """
+    entropy_floor: float = env(0.0, "ENTROPY_FLOOR", ge=0)
+    """Entropy, in nats a token, below which a reply gets an entropy bonus. 0: no bonus."""
+    router_loss: float = env(0.0, "ROUTER_AUX_LOSS", ge=0)
+    """Weight of the loss that keeps the experts of a mixture equally busy. It costs a pass."""
+    importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = env(
+        "token_truncate", "IMPORTANCE"
+    )
+    """Correction for calls that another policy sampled: importance weights of tokens or of whole
+    calls, truncated at a bound or masked beyond it.
+    """
+    clip_low: float = env(0.8, "CLIP_LOW", gt=0, le=1)
+    """Ratio of policies below which a bad token is not pushed further."""
+    clip_high: float = env(1.28, "CLIP_HIGH", ge=1)
+    """Ratio of policies above which a good token is not pushed further."""
+    stop_kl: float = env(0.03, "STOP_KL", gt=0)
+    """KL divergence from the policy before the update, in nats a token, after which no further pass
+    begins. A pass beyond twice as much is undone.
+    """
+    stop_clip_fraction: float = env(0.3, "STOP_CLIP_FRACTION", gt=0, le=1)
+    """The same bound for the share of tokens whose ratio is clipped."""
+    grad_clip: float = env(1.0, "GRAD_CLIP", gt=0)
+    """Largest norm of a train step's gradient; a larger gradient is scaled down to it."""
+    lora_rank: int = env(16, "LORA_RANK", ge=1)
+    """Rank of a new adapter. vLLM takes more than 16 with `--max-lora-rank` in `VLLM_ARGS`."""
+    lora_alpha: float | None = env(None, "LORA_ALPHA", gt=0)
+    """Scale of a new adapter, times its rank. Unset: twice the rank."""
+    lora_variant: Literal["lora", "rslora", "dora"] = env("lora", "LORA_VARIANT")
+    """Form of a new adapter: scaled by the rank, its root, or `dora`, which vLLM does not serve."""
+    base_precision: Literal["fp32", "bf16", "nf4"] = env("fp32", "BASE_PRECISION")
+    """Precision of the frozen weights below an adapter. nf4, 4 bits, needs bitsandbytes."""
+    optimizer: Literal["adamw", "adamw8bit"] = env("adamw", "OPTIMIZER")
+    """AdamW, or the same with moments in 8 bits, which needs bitsandbytes."""
+    max_missing_logprobs: float = env(1.0, "MAX_MISSING_LOGPROBS", ge=0, le=1)
+    """Share of calls without logged logprobs above which a window is not trained."""
+    max_staleness: int = env(1, "MAX_STALENESS", ge=0, le=2)
+    """Number of updates that a call's policy may lie behind; nothing corrects for more than two."""
+    recall_chats: Path | None = env(None, "RECALL_CHATS")
+    """File of chats that a policy must not forget, in any format of `db import`; docs/arena.md."""
+
+    @model_validator(mode="after")
+    def _the_loss_takes_the_call_weight(self) -> Self:
+        if self.loss in LOSSES_WITH_NORMALISER and self.call_weight != "trajectory":
+            raise ValueError(
+                f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
+                " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
+            )
+        return self
+
+    @property
+    def effective_learning_rate(self) -> float:
+        """The original's defaults: 1e-6 for full fine-tuning, 1e-5 for LoRA."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-6 if self.tuning == "full" else 1e-5
 
 
 class PreferenceSettings(Group):

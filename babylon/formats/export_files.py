@@ -76,8 +76,10 @@ async def export_game(store: Store, window: Window, folder: Path) -> dict[str, i
     folder.mkdir(parents=True, exist_ok=True)
     counts = dict.fromkeys(GAME_FILES, 0)
     # One snapshot: a row that arrives meanwhile is in all files or in none.
-    one_snapshot = {"isolation": "repeatable_read", "readonly": True}
-    async with store.game.acquire() as connection, connection.transaction(**one_snapshot):
+    async with (
+        store.game.acquire() as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
         for table, rows in _GAME_FILES.items():
             query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
             place = (window.start, window.end)

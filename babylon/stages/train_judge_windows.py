@@ -7,7 +7,8 @@ from pathlib import Path
 
 from babylon.core.errors import ArtifactError
 from babylon.core.home import Home
-from babylon.core.settings import JudgeSettings, ModelSettings, TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
+from babylon.core.settings import JudgeSettings, ModelSettings
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgeConfig, load_rubric
 from babylon.scoring.judge.reported_validity import TrainedJudge, judged_groups

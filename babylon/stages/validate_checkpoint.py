@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 
 import msgspec
 
-from babylon.core.settings import EvaluationSettings, Settings, TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
+from babylon.core.settings import EvaluationSettings, Settings
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.frozen import frozen_check, withheld
@@ -124,10 +125,8 @@ async def _met(
         if verdict.promote:
             both = {serving.policy_version: old, own: new}
             verdict = withheld(verdict, await frozen_check(store, worlds, both, own, seed))
-    directory = claim_name(verdict.claim)
-    return await asyncio.to_thread(
-        reported, store.home, verdict, match, worlds.scenarios, directory
-    )
+    place = claim_name(verdict.claim)
+    return await asyncio.to_thread(reported, store.home, verdict, match, worlds.scenarios, place)
 
 
 async def _earlier_verdict(store: Store, trained: Trained, serving: Policy) -> Verdict | None:

@@ -1,14 +1,13 @@
 """The options of an update that the settings describe."""
 
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.loss_inputs import LossBounds
 from babylon.training.preferences.config import PreferenceConfig
 from babylon.training.trainable import TuningOptions
 
 PREFERENCES = PreferenceSettings()
-TARGET_KL = 0.02  # nats a token: two thirds of the bound at which an update stops
+_ROOM = 1.5  # an update stops at this many times its target
 
 
 def trainer_config(
@@ -22,7 +21,7 @@ def trainer_config(
         activation_checkpointing=training.activation_checkpointing,
         learning_rate=training.effective_learning_rate,
         # a rate that was chosen stays as it is
-        target_kl=TARGET_KL if training.learning_rate is None else None,
+        target_kl=training.stop_kl / _ROOM if training.learning_rate is None else None,
         warmup_steps=training.warmup_steps,
         loss=training.loss,
         advantage=training.advantage,
@@ -34,6 +33,8 @@ def trainer_config(
         entropy_floor=training.entropy_floor,
         router_loss=training.router_loss,
         words_weight=preferences.words,
+        stop_kl=training.stop_kl,
+        stop_clip_fraction=training.stop_clip_fraction,
         grad_clip=training.grad_clip,
         bounds=LossBounds(
             importance=training.importance,

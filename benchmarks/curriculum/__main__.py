@@ -31,8 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.confidence import paired_difference
 from babylon.evaluation.arena.play import Floats, Plays, best_rule

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
-from babylon.core.learning_settings import PreferenceSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.core.preferences import PromptReplies, ValuedReply
-from babylon.core.settings import EvaluationSettings, TrainingSettings
+from babylon.core.settings import EvaluationSettings
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
 from babylon.evaluation.arena.fleet_promise import broken_promise, pairs_of
 from babylon.evaluation.arena.match import compare

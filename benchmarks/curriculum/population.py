@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.training.population.evolve import PopulationMember, Rated, evolve

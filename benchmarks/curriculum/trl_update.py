@@ -13,7 +13,7 @@ import numpy as np
 from datasets import Dataset
 from trl import GRPOConfig
 
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
 from babylon.core.trajectories import TrainingRow
 from babylon.ops.demo import STEP_DECISIONS
 from babylon.policies.load import load_policy

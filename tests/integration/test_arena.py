@@ -16,7 +16,8 @@ import typer
 from babylon.cli import arena
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ArenaError, BabylonError
-from babylon.core.settings import Settings, TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
+from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
 from babylon.evaluation.arena.fitness import FitnessWorlds, fitness
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.market.levels import LEVELS

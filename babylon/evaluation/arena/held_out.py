@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from babylon.core.errors import ArtifactError
-from babylon.core.learning_settings import reading_precision
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import TrainingSettings, reading_precision
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState

@@ -82,7 +82,6 @@ COMPLETION = Dialect(
 DIALECTS = {dialect.path: dialect for dialect in (CHAT, COMPLETION)}
 
 _MAX_ID = 200  # characters
-_MINUS_INFINITY = -9999.0  # vLLM's, because JSON has none
 _EXTENDED = b"utf-8''"
 _AGENT, _TRAJECTORY, _STEP = b"x-babylon-agent", b"x-babylon-trajectory", b"x-babylon-step"
 
@@ -271,8 +270,8 @@ class Exchange:
             return "no tokens"
         if not all(map(math.isfinite, self.logprobs)):
             return "a logprob is not finite"
-        if min(self.logprobs) <= _MINUS_INFINITY:
-            return f"a logprob is {min(self.logprobs):g}, which stands for minus infinity"
+        if min(self.logprobs) <= -9999:  # vLLM's minus infinity, which JSON lacks
+            return "a logprob is -9999, which stands for minus infinity"
         if self.temperature == 0:
             return "temperature 0: greedy, not sampled"
         if self.top_p < 1:

@@ -9,7 +9,8 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import ModelSettings, TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
+from babylon.core.settings import ModelSettings
 
 ART_LOCAL_PACKAGES = ("unsloth", "unsloth_zoo", "trl", "bitsandbytes")  # openpipe-art[backend]
 # docs.wandb.ai/training/serverless-rl/available-models → context in tokens

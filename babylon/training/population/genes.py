@@ -10,8 +10,7 @@ from random import Random
 from typing import Any, TypeAlias, get_args
 
 from babylon.core.errors import ConfigError
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import Loss, TrainingSettings
+from babylon.core.learning_settings import Loss, PreferenceSettings, TrainingSettings
 
 Value: TypeAlias = float | int | str
 Genes: TypeAlias = Mapping[str, Value]

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
-from babylon.core.settings import LOSSES_WITH_NORMALISER, fields, variable_of
+from babylon.core.learning_settings import LOSSES_WITH_NORMALISER
+from babylon.core.settings import fields, variable_of
 from babylon.core.settings_loading import load_settings, load_with_sources, merge_overrides
 
 

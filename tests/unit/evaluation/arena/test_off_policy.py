@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from babylon.core.home import Home
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import TrainingSettings
 from babylon.evaluation.arena import held_out
 from babylon.evaluation.arena.held_out import off_policy
 

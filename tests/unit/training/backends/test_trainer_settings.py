@@ -7,7 +7,7 @@ import pytest
 
 from babylon.cli import main
 from babylon.cli.training import TrainRequest
-from babylon.core.settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
+from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
 from babylon.core.settings_loading import load_settings
 from babylon.policies.load import Precision
 from babylon.training.backends.own_trainer import update_torch
@@ -17,9 +17,9 @@ from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.loss_inputs import Importance, LossBounds
 from babylon.training.grpo.losses import LOSSES
 from babylon.training.trainable import TuningOptions
-from babylon.training.update_options import TARGET_KL, trainer_config, tuning_options
+from babylon.training.update_options import trainer_config, tuning_options
 
-DEFAULT = TrainerConfig(target_kl=TARGET_KL)
+DEFAULT = TrainerConfig(target_kl=0.02)
 
 
 def test_the_defaults_are_the_trainers_own() -> None:
@@ -45,6 +45,8 @@ def test_the_defaults_are_the_trainers_own() -> None:
         ("DISCOUNT", "0.9", {"discount": 0.9}),
         ("ANCHOR_RATE", "0.5", {"anchor_rate": 0.5}),
         ("ENTROPY_FLOOR", "0.1", {"entropy_floor": 0.1}),
+        ("STOP_KL", "0.06", {"stop_kl": 0.06, "target_kl": 0.04}),
+        ("STOP_CLIP_FRACTION", "0.1", {"stop_clip_fraction": 0.1}),
         ("GRAD_CLIP", "0.5", {"grad_clip": 0.5}),
         ("CLIP_LOW", "0.7", {"bounds": LossBounds(clip_low=0.7)}),
         ("CLIP_HIGH", "1.2", {"bounds": LossBounds(clip_high=1.2)}),

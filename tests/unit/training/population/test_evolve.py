@@ -5,8 +5,7 @@ from random import Random
 import pytest
 
 from babylon.core.errors import ConfigError
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.training.population.evolve import PopulationMember, Rated, evolve, founders, mutated
 from babylon.training.population.genes import (
     GENES,

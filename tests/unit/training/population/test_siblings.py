@@ -7,8 +7,7 @@ import pytest
 import torch
 from peft import load_peft_weights
 
-from babylon.core.learning_settings import PreferenceSettings
-from babylon.core.settings import TrainingSettings
+from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
 from babylon.training.population.genes import training_with
 from babylon.training.resize_adapter import resized
 from babylon.training.trainable import SharedBase, TuningOptions, load_trainable
