@@ -142,6 +142,12 @@ _WATCHED = {
     "score_pnl_correlation": _Watch(
         "correlation of scores with profit", _correlation_noise, low=True, hack=True
     ),
+    "score_pnl_correlation_all": _Watch(
+        "correlation of scores with profit, of failing plays too",
+        _correlation_noise,
+        low=True,
+        hack=True,
+    ),
 }
 WATCHED = tuple(_WATCHED)
 HACKS = frozenset(name for name, watch in _WATCHED.items() if watch.hack)

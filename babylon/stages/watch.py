@@ -110,15 +110,28 @@ def score_figures(
 
     A play with a failed step is no part of the correlation: its score pays for the failure, its
     profit does not, and shares of failed actions and malformed replies are figures of their own.
-    The correlation is left out if no group of three has both different scores and profits.
+    Where too few plays have none, all are compared, and the figure has another name, so that it is
+    compared with such windows only.
+    """
+    pairs = zip(trajectories, scores, strict=True)
+    scored = [(play, score.value) for play, score in pairs if isinstance(score, Score)]
+    sound = [one for one in scored if not any(payoff.failed for payoff in one[0].payoffs)]
+    unscored = len(scores) - len(scored)
+    figures = {"unscored_share": unscored / len(scores)} if scores else {}
+    for name, plays in (("score_pnl_correlation", sound), ("score_pnl_correlation_all", scored)):
+        if (correlation := _correlation(plays)) is not None:
+            return figures | {name: correlation}
+    return figures
+
+
+def _correlation(plays: Sequence[tuple[Trajectory, float]]) -> float | None:
+    """Return the correlation of score and profit within groups.
+
+    ``None``: no group of three has both different scores and profits.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for trajectory, score in zip(trajectories, scores, strict=True):
-        failed = any(payoff.failed for payoff in trajectory.payoffs)
-        if isinstance(score, Score) and not failed:
-            groups[trajectory.scenario_id].append((score.value, trajectory.pnl_usd))
-    unscored = sum(not isinstance(score, Score) for score in scores)
-    figures = {"unscored_share": unscored / len(scores)} if scores else {}
+    for trajectory, score in plays:
+        groups[trajectory.scenario_id].append((score, trajectory.pnl_usd))
     weighted = weight = 0.0
     for pairs in groups.values():
         values = np.array(pairs) - np.mean(pairs, axis=0)
@@ -126,4 +139,4 @@ def score_figures(
         if len(pairs) > 2 and norms.min() > _LEAST:
             weighted += float(values[:, 0] @ values[:, 1] / norms.prod()) * (len(pairs) - 1)
             weight += len(pairs) - 1
-    return figures | ({"score_pnl_correlation": weighted / weight} if weight else {})
+    return weighted / weight if weight else None

@@ -76,6 +76,22 @@ def test_a_score_that_parts_from_profit_is_an_alarm():
     assert alarm.figure == "score_pnl_correlation" and "-" in alarm.reason
 
 
+def test_a_score_that_parts_from_profit_is_an_alarm_also_where_every_play_has_a_failed_step():
+    def with_scores(number, sign):
+        failed = (Payoff(step=0, pnl_usd=0.0, failed=True),)
+        trajectories = [
+            msgspec.structs.replace(judged.trajectory, payoffs=failed)
+            for judged in known_window(8, number).judged
+        ]
+        values = [Score(sign * one.value) for one in heuristic(trajectories)]
+        return figures(number) | score_figures(trajectories, values)
+
+    before = [with_scores(number, 1) for number in range(LEAST_HISTORY)]
+    assert find_alarms(with_scores(20, 1), before) == []
+    (alarm,) = find_alarms(with_scores(20, -1), before)
+    assert alarm.figure == "score_pnl_correlation_all"
+
+
 def test_a_failed_reply_that_costs_as_much_as_the_worst_trade_is_no_alarm():
     earned = [124.0, -1.0, 16.0, 95.0, 109.0, 0.0, -14.0, -250.0]
 
