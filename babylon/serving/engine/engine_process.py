@@ -7,6 +7,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from babylon.core.api_keys import engine_secret
 from babylon.core.errors import ArtifactError, ModelError, StorageError
 from babylon.core.home import Home
+from babylon.core.processes import in_background, keep_memory_small
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar
@@ -212,6 +214,12 @@ def _description(policy: LoadedPolicy) -> dict[str, object]:
     }
 
 
+async def _keep_memory_small(_: web.Application) -> AsyncIterator[None]:
+    gc.freeze()  # objects from the start live as long as the process: skip them in collections
+    async with in_background(keep_memory_small()):
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="babylon.engine", description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, required=True)
@@ -225,6 +233,7 @@ def main() -> None:
     secret = engine_secret(options.home) if options.home else None
     home = Home(options.home.absolute(), options.store, options.cache_gb) if options.home else None
     app = make_app(home=home)
+    app.cleanup_ctx.append(_keep_memory_small)
     run_engine(app, options.port, secret, shutdown_timeout_s=10, host=options.host)
 
 
