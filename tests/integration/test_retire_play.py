@@ -202,8 +202,8 @@ async def test_a_window_that_is_trained_meanwhile_stays(
     retired = await retire(store, ready, day(70).end)
     assert (retired.windows, retired.calls) == (1, PLAYERS)
     assert (await sizes(store, ready))["collected"] == PLAYERS
-    found = await store.pool.fetch("SELECT DISTINCT left(trajectory_id, 16) AS w FROM babylon.calls")
-    assert [row["w"] for row in found] == [day(1).id]
+    left = await store.pool.fetch("SELECT DISTINCT left(trajectory_id, 16) AS w FROM babylon.calls")
+    assert [row["w"] for row in left] == [day(1).id]
 
 
 async def test_the_truth_of_an_hour_stays_until_its_last_window_goes(
