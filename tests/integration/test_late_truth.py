@@ -182,3 +182,5 @@ async def test_outcomes_that_came_late_change_the_scores_and_train_nothing(store
     row = await get_window(store, again.window_id)
     assert (row.state, row.metrics["market_outcomes"]) == (WindowState.SKIPPED, 3)
     assert await with_truth(store, settings) == again  # as often as outcomes arrive
+    longer = settings.replace(windows={"minutes": 240})  # no window of this length starts at 09:00
+    assert await with_truth(store, longer) == again
