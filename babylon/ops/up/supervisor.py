@@ -140,6 +140,7 @@ class Supervisor:
         else:
             await stop_all(processes, wanted)
             forget_in_force(settings.home)
+        if not left:  # files of workers that run may be old too
             await asyncio.to_thread(clear_scratch, settings.home)
         note_problem(settings.home, None)
         async with (

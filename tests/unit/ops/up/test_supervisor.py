@@ -100,6 +100,34 @@ async def test_a_slow_service_ends_a_first_start_and_not_one_of_services_that_ra
     assert processes.running("mute") is None
 
 
+@pytest.mark.parametrize("left", [False, True])
+async def test_what_killed_runs_left_goes_at_each_start_without_services_that_run(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """After a reboot, and after each `systemctl restart`, the settings are those in force."""
+
+    async def prepared(_: Supervisor) -> dict[str, str]:
+        return {}
+
+    service = mute(settings.home)
+    monkeypatch.setattr(supervisor, "services", lambda _: [service])
+    monkeypatch.setattr(Supervisor, "_prepare", prepared)
+    monkeypatch.setattr("babylon.ops.up.services.SCRATCH_S", -60.0)
+    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    settings.home.scratch.mkdir(parents=True)
+    (settings.home.scratch / "left").touch()
+    write_in_force(settings.home, keeper.variables)
+    if left:
+        processes.start(service)
+    async with asyncio.timeout(30):
+        keeping = asyncio.create_task(keeper.run())
+        while not (processes.running(NAME) and processes.running("mute")):
+            await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await keeping
+    assert (settings.home.scratch / "left").exists() is left
+
+
 async def test_lost_windows_are_taken_up_before_prefect_is_set_up(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
