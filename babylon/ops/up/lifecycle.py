@@ -176,7 +176,9 @@ async def _start(
                     )
                 await asyncio.sleep(_POLL_S)
         except BaseException:  # Ctrl-C too must leave nothing half-started
-            await _stop(settings.home, wanted)
+            other = processes.running(NAME)
+            if other is None or _is_detached(other):  # else systemd was first, and ours ended
+                await _stop(settings.home, wanted)
             raise
 
 

@@ -282,15 +282,24 @@ def test_the_guard_starts_a_killed_supervisor_again_and_no_other(tmp_path: Path)
         assert guard.wait(20) == 0
 
 
-async def test_after_a_reboot_a_start_that_fails_is_reported(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def made(*_: object, **__: object) -> None:
+    """Make no model."""
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_start_that_fails_is_reported_and_stops_no_supervisor_of_systemd(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
 ) -> None:
+    """After a reboot, as ``systemctl restart babylon && babylon up`` does: both start at once."""
+    processes, log = Processes(home=settings.home.root), settings.home.logs / "first.log"
+
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[None]:
+        if meanwhile:
+            other = processes.start(Service(name=NAME, command=SLEEP, log=log))
+            while not psutil.Process(other.pid).environ():  # the kernel fills it after the exec
+                await asyncio.sleep(0.01)
         yield
-
-    async def made(*_: object, **__: object) -> None:
-        pass
 
     def failing(keeper: Supervisor) -> Service:
         guard, home = ("sh", "-c", _GUARD), keeper.settings.home
@@ -300,14 +309,16 @@ async def test_after_a_reboot_a_start_that_fails_is_reported(
     monkeypatch.setattr(lifecycle, "open_store", opened)
     monkeypatch.setattr(lifecycle, "ensure_champion", made)
     monkeypatch.setattr(Supervisor, "guard", failing)
-    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    keeper = Supervisor(settings)
     write_in_force(settings.home, keeper.variables)
     try:
         async with asyncio.timeout(30):
             with pytest.raises(ServingError, match="did not start"):
                 await lifecycle._start(keeper, processes, [], made, lambda _: None)  # type: ignore[arg-type]
+        assert (processes.running(NAME) is not None) is meanwhile
     finally:
         processes.stop(GUARD)
+        processes.stop(NAME)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
