@@ -42,12 +42,7 @@ from babylon.ops.up.in_force import (
     write_in_force,
 )
 from babylon.ops.up.news import tell_news
-from babylon.ops.up.prefect_setup import (
-    PREFECT_DATABASE,
-    create_pools,
-    prefect_database,
-    set_up_prefect,
-)
+from babylon.ops.up.prefect_setup import create_pools, prefect_database, set_up_prefect
 from babylon.ops.up.services import (
     UpService,
     clear_scratch,
@@ -229,9 +224,9 @@ class Supervisor:
             open_store(settings, migrate=True, game_may_be_away=True) as store,
         ):
             await ensure_champion(store, settings.home, settings.model, settings.seed)
-            database = {}
+            database: dict[str, str] = {}
             if self._api.embedded:
-                database = {PREFECT_DATABASE: await prefect_database(store, url)}
+                database = await prefect_database(store, url)
         return environment(settings.home, self._api, self.variables) | database
 
 
