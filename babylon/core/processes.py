@@ -314,11 +314,12 @@ class Processes:
     def running(self, name: str) -> ProcessRecord | None:
         """The record of a process that lives here.
 
-        The record of another one stays: it may live in another container with the same home.
+        The record of another one stays: it may live in another container with the same home. One
+        that a loss of power emptied is of no process that lives.
         """
         try:
             record = msgspec.json.decode(self._path(name).read_bytes(), type=ProcessRecord)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.DecodeError):
             return None
         return record if _process(record) else None
 

@@ -165,6 +165,18 @@ def test_services_of_another_version_are_named(
     assert changed_settings(settings.home, variables) == ["the version of babylon"]
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 64])
+def test_records_that_a_loss_of_power_emptied_are_none(settings: Settings, left: bytes) -> None:
+    """They are made without a wait for the disk, and nothing of them runs any more."""
+    processes = Processes(home=settings.home.root)
+    write_in_force(settings.home, settings.environment())
+    processes.record(NAME, os.getpid())
+    for path in (in_force_path(settings.home), processes.directory / f"{NAME}.json"):
+        path.write_bytes(left)
+    assert changed_settings(settings.home, settings.environment()) is None
+    assert processes.running(NAME) is None and not processes.started(os.getpid())
+
+
 def test_changed_variables_of_libraries_are_named(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
