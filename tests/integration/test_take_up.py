@@ -8,11 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from babylon.core.windows import WindowState, parse_window_id
+from babylon.core.windows import JUDGED_AGAIN, WindowState, parse_window_id
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up import take_up, work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
-from babylon.stages.judge_again import RECIPE
 from babylon.store import Store
 from babylon.store.windows import claim_window, get_window, lost_windows, release
 
@@ -81,7 +80,7 @@ async def test_a_window_that_is_only_judged_again_is_never_trained(
     store: Store, prefect: tuple[str, list[dict[str, Any]]]
 ) -> None:
     url, asked = prefect
-    judged = parse_window_id(f"{WINDOW}+{RECIPE}")
+    judged = parse_window_id(f"{WINDOW}+{JUDGED_AGAIN}")
     await claim_window(store, judged, owner="box:1:a", lease_s=0)
     async with aiohttp.ClientSession() as http:
         await _take_up(store, http, PrefectApi(url=url))

@@ -13,12 +13,11 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
-from babylon.core.windows import MAX_ATTEMPTS, parse_window_id
+from babylon.core.windows import JUDGED_AGAIN, MAX_ATTEMPTS, parse_window_id
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.runs import end_dead_runs
 from babylon.stages.approval import IN_PREFECT, try_to_answer
-from babylon.stages.judge_again import RECIPE
 from babylon.store import Store
 from babylon.store.attempts import list_attempts
 from babylon.store.by_hand import skip_window
@@ -74,7 +73,7 @@ async def _take_up_one(
     store: Store, http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow
 ) -> None:
     window_id, _, recipe = row.window_id.partition("+")
-    if recipe == RECIPE:  # a run would train what its first training left out
+    if recipe == JUDGED_AGAIN:  # a run would train what its first training left out
         window = parse_window_id(row.window_id, row.minutes)
         died = f"{row.owner} died while it judged: `babylon judge again --window {window_id}`"
         await skip_window(store, window, "the supervisor", died)
