@@ -45,6 +45,7 @@ async def test_a_prefect_database_of_ones_own_is_used(
     [
         ("u@/d?host=/run/own&port=6000", "u@/p?host=%2Frun%2Fown&port=6000"),
         ("u:p%40ss@/d", "u:p%40ss@/p"),
+        ("/d?host=/run/own", "/p?host=%2Frun%2Fown&port=5432"),
         ("[::1]/d?user=u%40cloud&password=x", "[::1]:5432/p?user=u%40cloud&password=x"),
         ("/d?host=db&port=6000&sslmode=require", "db:6000/p?ssl=require"),
     ],

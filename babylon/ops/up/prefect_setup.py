@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import aiohttp
 import asyncpg
@@ -83,7 +83,8 @@ def _named(address: Address, name: str) -> dict[str, str]:
     """
     parts = urlsplit(address.dsn)
     asked = dict(parse_qsl(parts.query))
-    query = {one: asked[one] for one in ("user", "password", "passfile") if one in asked}
+    query: dict[str, str] = {}
+    query |= {one: asked[one] for one in ("user", "password", "passfile") if one in asked}
     ((host, port),) = address.hosts
     netloc = parts.netloc
     if host.startswith("/"):  # the directory of a Unix socket
@@ -98,9 +99,9 @@ def _named(address: Address, name: str) -> dict[str, str]:
         tls |= {"ENABLED": "true", "CHECK_HOSTNAME": str(mode != "verify-ca").lower()}
     elif mode:
         query["ssl"] = mode
-    there = (netloc, f"/{quote(name)}", urlencode(query), "")
+    place = f"postgresql+asyncpg://{netloc}/{quote(name)}"
     return {
-        PREFECT_DATABASE: urlunsplit(("postgresql+asyncpg", *there)),
+        PREFECT_DATABASE: f"{place}?{urlencode(query)}" if query else place,
         **{f"{_TLS}_{key}": value for key, value in tls.items()},
     }
 
