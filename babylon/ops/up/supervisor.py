@@ -31,7 +31,7 @@ from babylon.core.processes import (
     supervised,
 )
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import PrefectApi, prefect_api
+from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.in_force import (
@@ -232,8 +232,13 @@ class Supervisor:
 
 async def stop_all(processes: Processes, services: Sequence[UpService]) -> list[str]:
     """Stop the services that run, in reverse order. Return their names."""
-    return [
-        service.name
-        for service in reversed(services)
-        if await asyncio.to_thread(processes.stop, service.name)
-    ]
+    return [name for name in stop_order(services) if await asyncio.to_thread(processes.stop, name)]
+
+
+def stop_order(services: Sequence[UpService]) -> list[str]:
+    """Return the names of all services that may run, the last one first.
+
+    A Prefect server of earlier settings is among them: PREFECT_API_URL may name another one now.
+    """
+    names = [service.name for service in reversed(services)]
+    return names if SERVER in names else [SERVER, *names]

@@ -22,6 +22,7 @@ from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.ops.prefect_env import SERVER
 from babylon.ops.up import lifecycle, supervisor
 from babylon.ops.up.in_force import (
     changed_settings,
@@ -209,6 +210,16 @@ def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> Non
         time.sleep(0.01)
     _require_detached(processes)
     assert processes.stop(NAME)
+
+
+async def test_a_prefect_server_of_earlier_settings_is_stopped_too(settings: Settings) -> None:
+    """Its supervisor was killed, and PREFECT_API_URL names another server since."""
+    processes, logs = Processes(home=settings.home.root), settings.home.logs
+    for name in (SERVER, "mute"):
+        processes.start(Service(name=name, command=SLEEP, log=logs / f"{name}.log"))
+    wanted = [mute(settings.home)]
+    assert await lifecycle.down(settings.home, settings.database, wanted) == [SERVER, "mute"]
+    assert processes.running(SERVER) is None and processes.running("mute") is None
 
 
 async def test_status_says_where_its_output_is(settings: Settings) -> None:
