@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from babylon.core.errors import ServingError
+from babylon.core.errors import BabylonError, ServingError
 from babylon.core.home import make_directory
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,8 @@ class Supervised:
             pause = min(max(2 * pause, _SECOND_PAUSE_S), _LONGEST_PAUSE_S)
             try:
                 self._process = self._start()
-            except OSError as error:  # too many processes: the next pause may help
+            # Too many processes, or no directory for its log: the next pause may help.
+            except (OSError, BabylonError) as error:
                 logger.warning("the %s does not start: %s", self.service.name, error)
 
     async def stop(self) -> None:
@@ -313,11 +314,12 @@ class Processes:
     def running(self, name: str) -> ProcessRecord | None:
         """The record of a process that lives here.
 
-        The record of another one stays: it may live in another container with the same home.
+        The record of another one stays: it may live in another container with the same home. One
+        that a loss of power emptied is of no process that lives.
         """
         try:
             record = msgspec.json.decode(self._path(name).read_bytes(), type=ProcessRecord)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.DecodeError):
             return None
         return record if _process(record) else None
 

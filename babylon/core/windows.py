@@ -20,6 +20,7 @@ from babylon.core.errors import ConfigError, WindowError, WindowNotReadyError
 ID_FORMAT = "%Y-%m-%dT%H:%M"
 _ID_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}")
 RECIPE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
+JUDGED_AGAIN = "judged-again"  # in the place of a recipe: new scores, of which nothing is trained
 MIN_MINUTES, MAX_MINUTES = 15, 24 * 60
 LENGTHS = tuple(m for m in range(MIN_MINUTES, MAX_MINUTES + 1) if MAX_MINUTES % m == 0)
 _MINUTES_OF_STARTS = sorted({m for length in LENGTHS for m in range(0, MAX_MINUTES, length)})

@@ -114,7 +114,7 @@ async def change_route(
             expected_route_version=before.route_version,
             split=target.split,
             claim=request.claim,
-            candidate=None if request.claim is None else target.new,
+            candidate=target.new if request.claim and run_checks else None,  # or it served before
         )
     committed = time.monotonic()
     must_serve = target.policy_version if target.new is None else target.new

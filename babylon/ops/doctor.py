@@ -89,7 +89,9 @@ async def _torch() -> list[Finding]:
     )
     out, err = await child.communicate()
     if child.returncode:
-        reason = err.decode().strip().splitlines()[-1]
+        # One that a signal ends says nothing: the CPU lacks an instruction, or memory ran out.
+        silent = f"the import ended with code {child.returncode}; a negative one is a signal"
+        reason = (err.decode().strip().splitlines() or [silent])[-1]
         return [Finding(name="torch loads", ok=False, required=True, detail=reason)]
     version, *devices = out.decode().strip().split("|")
     gpu = ", ".join(devices) or "none: training and serving run on the CPU"

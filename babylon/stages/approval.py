@@ -11,13 +11,18 @@ from datetime import timedelta
 from babylon.core.errors import ApprovalError, SupersededError
 from babylon.core.types import Verdict
 from babylon.store import Store
-from babylon.store.approvals import Approval, answer_approval, ask_approval, get_approval
+from babylon.store.approvals import (
+    SUPERSEDED,
+    Approval,
+    answer_approval,
+    ask_approval,
+    get_approval,
+)
 from babylon.store.policies import get_policy
 from babylon.store.routes import superseded
 
 POLL_S = 2.0
 IN_PREFECT = "somebody in Prefect's UI"  # the author of an answer in the form of a run
-SUPERSEDED = "babylon"  # the author of the answer to a question that is void
 
 
 async def ask(store: Store, verdict: Verdict, hours: float) -> Approval:

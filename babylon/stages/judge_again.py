@@ -14,15 +14,13 @@ from babylon.core.home import Home
 from babylon.core.metrics import scored_metrics
 from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.types import Scored, Thinned
-from babylon.core.windows import WindowState, parse_window_id
+from babylon.core.windows import JUDGED_AGAIN, WindowState, parse_window_id
 from babylon.stages.claim import claimed
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import check_artifact
 from babylon.store import Store
 from babylon.store.scores import list_scores
 from babylon.store.windows import get_window, set_state
-
-RECIPE = "judged-again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,7 @@ async def judge_again(
     """
     row = await get_window(store, window_id.partition("+")[0])
     window = parse_window_id(window_id, row.minutes if row else windows.minutes)
-    again = replace(window, recipe=window.recipe or RECIPE)
+    again = replace(window, recipe=window.recipe or JUDGED_AGAIN)
     first = {row.trajectory_id: row.score for row in await list_scores(store, window.id)}
     async with claimed(store, windows, again) as claim:
         collected = await collect_window(store, home, claim, again, scored=list(first))

@@ -4,10 +4,11 @@ import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from babylon.core.errors import WindowNotReadyError
+from babylon.core.errors import WindowError, WindowNotReadyError
 from babylon.core.settings import QualitySettings, WindowSettings
 from babylon.core.windows import (
     DONE,
+    JUDGED_AGAIN,
     Clock,
     Window,
     WindowState,
@@ -71,7 +72,7 @@ async def window_to_train(
     that closed: its training then fails with the reason.
 
     Raises:
-        WindowError: the id is not a window's.
+        WindowError: the id is not a window's, or names one that is only judged again.
         WindowNotReadyError: rows of the named window may still arrive, or training is on hold and
             none is named.
     """
@@ -79,7 +80,7 @@ async def window_to_train(
     if window_id is not None:
         window = parse_window_id(window_id, windows.minutes)
         check_settled(window, clock, windows.grace_s)
-        return replace(window, recipe=window.recipe or windows.recipe)
+        return replace(window, recipe=_checked(window.recipe or windows.recipe))
     if holding := await running_hold(store):
         raise WindowNotReadyError(f"{holding}; a window that you name is trained all the same")
     since = clock.now - timedelta(hours=windows.lookback_hours)
@@ -102,6 +103,7 @@ async def _waiting(
     since: datetime,
     until: datetime | None,
 ) -> list[tuple[Window, WindowState]]:
+    _checked(windows.recipe)
     await note_late(store, window_at(since, windows.minutes).start, until)
     checked = CheckedRows(quality)
     reports = await window_reports(store, windows, checked, since=since, until=until, clock=clock)
@@ -113,6 +115,15 @@ async def _waiting(
         for report in ours
         if report.ready or _is_half_finished(report)
     ]
+
+
+def _checked(recipe: str) -> str:
+    if recipe == JUDGED_AGAIN:
+        raise WindowError(
+            f"recipe {recipe}: it names the windows that `babylon judge again` scored, and nothing"
+            " of them is trained: give the recipe another name"
+        )
+    return recipe
 
 
 def _is_half_finished(report: WindowReport) -> bool:

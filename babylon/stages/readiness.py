@@ -16,6 +16,7 @@ from babylon.core.types import Rejection
 from babylon.core.windows import (
     DONE,
     FINISHED,
+    JUDGED_AGAIN,
     MAX_ATTEMPTS,
     Clock,
     Window,
@@ -202,6 +203,8 @@ class _Subject:
             yield rest
         elif state == WindowState.TRAINED:
             yield f"trained but not validated: train --window {self.window_id} goes on there"
+        elif self.window is not None and self.window.recipe == JUDGED_AGAIN:
+            yield "it was judged again: nothing of it is trained"
         elif self.of_recipe:
             yield f"belongs to a recipe: train --window {self.window_id} goes on with it"
 

@@ -40,7 +40,7 @@ UNFINISHED_S = 3600.0  # an artifact in progress is written to far more often
 # Hidden directories are unfinished; their names have a random suffix.
 _CLAIM = re.compile(
     r"(?P<hidden>\.)?(?P<hour>\d{4}-\d{2}-\d{2}T\d{2})(?P<minute>\d{2})(?P<recipe>\+[a-z0-9-]+)?"
-    r"-e(?P<epoch>\d+)(-m\d+)?(?(hidden)-\w+)"
+    r"-e(?P<epoch>\d+)(?P<member>-m\d+)?(?(hidden)-\w+)"
 )
 _RESUMABLE = IN_WORK | {WindowState.FAILED}
 
@@ -164,10 +164,11 @@ async def sweep(store: Store, home: Home, lookback_hours: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """The claim that a directory is named after."""
+    """The claim that a directory is named after; ``sibling``: of a population's member."""
 
     window_id: str
     epoch: int
+    sibling: bool
 
     def is_over(
         self, windows: Mapping[str, WorkedWindow], in_progress: bool, oldest: datetime
@@ -175,12 +176,13 @@ class _Maker:
         """Return True if the directory is no longer needed.
 
         A checkpoint is committed under the epoch that began it, or never. The progress of an update
-        is used by the next claim, as long as windows of that age are trained at all.
+        and the siblings of a window are used by the next claim, as long as windows of that age are
+        trained at all.
         """
         window = windows.get(self.window_id)
         if window is None:  # of another database
             return False
-        if in_progress:
+        if in_progress or self.sibling:
             return window.state not in _RESUMABLE or window.updated_at < oldest
         return self.epoch < window.epoch or window.state not in IN_WORK
 
@@ -190,7 +192,8 @@ def _maker(path: Path) -> _Maker | None:
     if match is None:
         return None
     window_id = f"{match['hour']}:{match['minute']}{match['recipe'] or ''}"
-    return _Maker(window_id, int(match["epoch"]))
+    finished_sibling = bool(match["member"] and not match["hidden"])
+    return _Maker(window_id, int(match["epoch"]), finished_sibling)
 
 
 def _listed(home: Home) -> list[Path]:

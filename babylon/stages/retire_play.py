@@ -64,17 +64,22 @@ async def retire_play(
         if other:
             log.info("%s runs: this one removes no play", other)
             return RetiredPlay()
-        uses = await window_uses(store)
         published = await published_windows(store, home)
+        uses = await window_uses(store)
         old = spent(uses, before=before, published=published)
         # One window after the other, because many deletes at once would slow the gateways' inserts.
         removed = [
-            await remove_play(store, parse_window_id(one.window_id, one.minutes))
+            await remove_play(store, parse_window_id(one.window_id, one.minutes), before)
             for one in uses
             if one.window_id in old and not one.retired
         ]
+        # Anew, because that may take hours: calls of a window that was claimed meanwhile stay.
+        uses = await window_uses(store)
+        old = spent(uses, before=before, published=published)
         kept = [
-            parse_window_id(one.window_id, one.minutes) for one in uses if one.window_id not in old
+            parse_window_id(one.window_id, one.minutes)
+            for one in uses
+            if not (one.retired and one.window_id in old)
         ]
         calls = await remove_calls(store, before, [one for one in kept if one.start < before])
         await remove_plays(store, before, [one for one in kept if one.start < before])

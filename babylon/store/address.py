@@ -31,6 +31,7 @@ _DROPPED = {
     "keepalives_interval", "load_balance_hosts", "pool_timeout", "sslcompression", "sslsni",
     "statement_cache_size", "tcp_user_timeout",
 }  # fmt: skip
+_ENCODE = "in a password, write / as %2F, ? as %3F, # as %23, [ as %5B and @ as %40"
 _WRITABLE = "read-write"
 _PREFER_STANDBY = "prefer-standby"
 
@@ -112,7 +113,10 @@ def parse_url(url: str, *, variable: str = "DATABASE_URL") -> Address:
     Raises:
         ConfigError: the URL is not a Postgres URL, or asks for something that is not supported.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its text may quote the password
+        raise ConfigError(f"{variable} is no URL: {_ENCODE}") from None
     if parts.scheme not in _SCHEMES:
         hint = " (Prisma's proxy is no database: take its direct URL)" * ("prisma" in parts.scheme)
         raise ConfigError(
@@ -122,6 +126,8 @@ def parse_url(url: str, *, variable: str = "DATABASE_URL") -> Address:
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     # Drivers disagree about parameters that they do not know, so each is sorted out here.
     account, _, netloc = parts.netloc.rpartition("@")
+    if not account and "@" in "".join((parts.path, parts.fragment, *query)):
+        raise ConfigError(f"{variable} has an @ behind its host: {_ENCODE}")
     named = query.pop("host", ""), query.pop("port", "")
     hosts = _hosts(variable, *(named if named[0] else (unquote(netloc), named[1])))
     options = {name: query.pop(name) for name in list(query) if name in _OPTIONS}
@@ -162,9 +168,12 @@ def _hosts(variable: str, names: str, ports: str) -> tuple[tuple[str, int], ...]
                 host, own = split.hostname or "", str(split.port or "")
             number = int(own or port or 5432)
             if not 0 < number < 2**16:
-                raise ValueError(f"{number} is not in 1..65535")
-        except ValueError as error:
-            raise ConfigError(f"{variable} names no usable port: {error}") from error
+                raise ValueError
+        except ValueError:  # its text quotes the port, which may be the begin of a password
+            raise ConfigError(
+                f"{variable} names no usable port: write a number of at most 65535 behind the host;"
+                f" {_ENCODE}"
+            ) from None
         found.append((host, number))
     return tuple(found)
 

@@ -10,7 +10,9 @@ import asyncpg
 
 from babylon.core.errors import ApprovalError
 from babylon.core.types import Claim
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Connection, Store, guarded
+
+SUPERSEDED = "babylon"  # the author of the answer to a question that is void
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,18 @@ async def answer_approval(
         remedy = f". `babylon deploy replace {policy_version}` deploys it all the same"
         raise ApprovalError(f"policy {policy_version}: {found}{'' if found.approved else remedy}")
     return found
+
+
+async def void_question(connection: Connection, policy_version: int, reason: str) -> None:
+    """Answer an open question with no, because the policy can never be deployed any more."""
+    await connection.execute(
+        "UPDATE babylon.approvals SET approved = false, author = $2, reason = $3,"
+        " answered_at = now() WHERE policy_version = $1 AND approved IS NULL"
+        " AND open_until > now()",
+        policy_version,
+        SUPERSEDED,
+        reason,
+    )
 
 
 _SELECT = "SELECT *, approved IS NULL AND open_until <= now() AS expired FROM babylon.approvals"

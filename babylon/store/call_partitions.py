@@ -121,7 +121,7 @@ async def _drop(store: Store, partition: CallPartition, before: datetime) -> int
 async def _delete(store: Store, name: str, before: datetime, kept: Collection[Window]) -> int:
     """Delete from a partition in short transactions, which delay no gateway."""
     starts, ends = [one.start for one in kept], [one.end for one in kept]
-    versions = await store.pool.fetch(_ANSWERED.format(name=name), before)
+    versions = await store.pool.fetch(_ANSWERED.format(name=name))
     removed = 0
     for row in versions:
         done = _AT_A_TIME
@@ -153,10 +153,16 @@ FROM (SELECT c.relname::text AS name, pg_get_expr(c.relpartbound, c.oid) AS boun
 ORDER BY ends NULLS LAST
 """
 
+# Each version by one look into the index. An imported call may be of another database's policy.
 _ANSWERED = """
-SELECT policy_version FROM babylon.policies p
-WHERE EXISTS (SELECT FROM babylon.{name} c
-              WHERE c.policy_version = p.policy_version AND c.started_at < $1)
+WITH RECURSIVE answered AS (
+    SELECT min(policy_version) AS policy_version FROM babylon.{name}
+    UNION ALL
+    SELECT (SELECT min(c.policy_version) FROM babylon.{name} c
+            WHERE c.policy_version > a.policy_version)
+    FROM answered a WHERE a.policy_version IS NOT NULL
+)
+SELECT policy_version FROM answered WHERE policy_version IS NOT NULL
 """
 
 # By the index on policy and time, in portions.

@@ -62,17 +62,19 @@ async def running_experiment_began(store: Store) -> datetime | None:
     return began
 
 
-async def remove_play(store: Store, window: Window) -> bool:
+async def remove_play(store: Store, window: Window, before: datetime) -> bool:
     """Remove a window's rows, and in a database of ours the game's rows of its time.
 
-    Return False, and remove nothing, if a worker has claimed it meanwhile.
+    Return False, and remove nothing, if a worker has claimed it meanwhile, or if it changed after
+    ``before``: a worker may have claimed and ended it.
     """
     async with store.pool.acquire() as connection, connection.transaction():
         # A window that a worker is about to claim is skipped, not waited for.
         locked = await connection.fetchval(
             "SELECT true FROM babylon.windows WHERE window_id = $1 AND state <> 'trained'"
-            " AND coalesce(lease_until < now(), true) FOR UPDATE SKIP LOCKED",
+            " AND coalesce(lease_until < now(), true) AND updated_at < $2 FOR UPDATE SKIP LOCKED",
             window.key,
+            before,
         )
         if not locked:
             return False

@@ -8,6 +8,7 @@ A window gives the play of its policy back by itself when another policy took th
 from babylon.core.errors import WindowError
 from babylon.core.types import Claim
 from babylon.core.windows import DONE, WindowState
+from babylon.store.approvals import void_question
 from babylon.store.attempts import end_attempt
 from babylon.store.connection import Connection, Store, guarded
 from babylon.store.policies import lock_routes
@@ -92,6 +93,7 @@ async def _release(
         author,
         reason,
     )
+    await void_question(connection, version, reason)
     moved = await connection.fetch(
         "WITH freed AS (DELETE FROM babylon.trained t USING babylon.policies p"
         " WHERE p.policy_version = $1 AND t.batch_id = p.batch_id"

@@ -57,6 +57,15 @@ async def test_an_old_day_is_dropped_once_no_window_of_it_is_in_use(store: Store
     assert await _places(store) == {"c0": f"calls_{now:%Y%m%d}"}
 
 
+async def test_old_calls_of_policies_of_another_database_go_too(store: Store) -> None:
+    """An imported trace has the numbers of the policies that answered it there."""
+    there = [call(number, policy_version=version) for number, version in enumerate((7, 7, 900))]
+    await insert_calls(store, [*there, call(3, started_at=NOW + timedelta(days=1))])
+    kept = [window_at(NOW + timedelta(days=1), 60)]  # so the partition is not dropped
+    assert await remove_calls(store, NOW + timedelta(days=30), kept) == 3
+    assert await _places(store) == {"c3": "calls_first"}
+
+
 async def test_a_trace_that_was_imported_lately_keeps_its_day(store: Store) -> None:
     day = NOW + timedelta(days=8)
     await make_partitions(store, day)

@@ -24,6 +24,7 @@ from babylon.store.attempts import list_attempts
 from babylon.store.by_hand import retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
+from babylon.store.releases import supersede
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, get_window, hold_lease, release, set_state
 from tests.deployments import three_policies
@@ -94,6 +95,24 @@ async def test_nobody_is_asked_about_a_policy_whose_parent_leads_no_longer(store
     assert await open_approvals(store) == []
     with pytest.raises(SupersededError, match="policy 1: its update started from policy 0"):
         with_answer(verdict, answer)
+
+
+async def test_a_question_ends_with_the_release_of_its_policy(store: Store) -> None:
+    """Its run died, and the next one finds that another policy leads: nobody waits for a word."""
+    claim = await three_policies(store)
+    await ask_approval(store, claim, 2, timedelta(hours=2))
+    route = await current_route(store)
+    await commit_route(
+        store,
+        policy_version=1,
+        author="alice",
+        reason="by hand",
+        expected_route_version=route.route_version,
+    )
+    await supersede(store, claim, "policy 1 leads now")
+    assert await open_approvals(store) == []
+    with pytest.raises(ApprovalError, match="refused by babylon: policy 1 leads now"):
+        await answer_approval(store, 2, True, "alice", "")
 
 
 async def test_while_training_is_on_hold_no_window_is_chosen(

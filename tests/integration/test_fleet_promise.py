@@ -20,7 +20,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import current_route
-from tests.deployments import serving, three_policies, verdict
+from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
 
 CHAMPION = 2
@@ -141,6 +141,19 @@ async def test_the_policy_before_returns_once_the_fleet_surely_loses(
     assert "a loss, although the gate saw a gain" in back.reason
     assert "the fleet earned -" in (await current_route(store)).reason
     assert (await deploy_checkpoint(store, settings, rejected)).changes == ()  # no further back
+
+
+async def test_a_policy_that_gateways_have_unloaded_returns_too(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    """It is no candidate: its parent, if it has one, served long ago."""
+    await deploy_checkpoint(store, settings, verdict(claim))
+    await add_pairs(store, claim, CHAMPION, 0, pairs([-400.0] * 120))
+    rejected = replace(verdict(claim, promote=False), policy_version=1)
+    async with announced(store):
+        back = await deploy_checkpoint(store, settings, rejected)
+    assert (await serving(store), back.policy_version, len(back.changes)) == (0, 0, 1)
+    assert await outcomes(store) == ["committed"] * 2  # it was loaded again
 
 
 @pytest.mark.parametrize(("gain", "serves"), [(100.0, 0), (900.0, 2)])

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from babylon.core.artifacts import read_artifact
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import TrainingError, WindowError, WindowNotReadyError
 from babylon.core.windows import Clock, WindowState, parse_window_id, window_at
 from babylon.flows.continuous import continuous
 from babylon.stages.checked_rows import CheckedRows
@@ -16,6 +16,7 @@ from babylon.stages.claim import claimed, commit_scored
 from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.judge_again import judge_again
+from babylon.stages.pending import window_to_train
 from babylon.stages.readiness import window_reports
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
@@ -182,3 +183,9 @@ async def test_outcomes_that_came_late_change_the_scores_and_train_nothing(store
     row = await get_window(store, again.window_id)
     assert (row.state, row.metrics["market_outcomes"]) == (WindowState.SKIPPED, 3)
     assert await with_truth(store, settings) == again  # as often as outcomes arrive
+    with pytest.raises(WindowError, match="nothing of them is trained"):
+        await window_to_train(store, settings.windows, settings.quality, again.window_id)
+    reports = await window_reports(store, settings.windows, CheckedRows(settings.quality))
+    assert "nothing of it is trained" in reports[-1].missing[0]
+    longer = settings.replace(windows={"minutes": 240})  # no window of this length starts at 09:00
+    assert await with_truth(store, longer) == again

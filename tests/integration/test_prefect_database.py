@@ -7,8 +7,9 @@ import asyncpg
 import pytest
 
 from babylon.core.errors import DatabaseError
-from babylon.ops.up.prefect_setup import PREFECT_DATABASE, prefect_database
+from babylon.ops.up.prefect_setup import PREFECT_DATABASE, _named, prefect_database
 from babylon.store import Store
+from babylon.store.address import parse_url
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +20,10 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_is_made_once_and_takes_the_index_that_prefect_needs(
     store: Store, database_url: str
 ) -> None:
-    url = await prefect_database(store, f"{database_url}?sslmode=disable&schema=public")
-    assert url == await prefect_database(store, f"{database_url}?sslmode=disable")
+    named = await prefect_database(store, f"{database_url}?sslmode=disable&schema=public")
+    assert named == await prefect_database(store, f"{database_url}?sslmode=disable")
+    ((variable, url),) = named.items()
+    assert variable == PREFECT_DATABASE
     assert url == f"{database_url}_prefect?ssl=disable".replace("://", "+asyncpg://", 1)
     connection = await asyncpg.connect(f"{database_url}_prefect")
     await connection.execute("CREATE EXTENSION pg_trgm")
@@ -32,9 +35,24 @@ async def test_a_prefect_database_of_ones_own_is_used(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PREFECT_DATABASE, "postgresql+asyncpg://elsewhere/prefect")
-    assert await prefect_database(store, "postgresql://x/y") == (
-        "postgresql+asyncpg://elsewhere/prefect"
-    )
+    assert await prefect_database(store, "postgresql://x/y") == {
+        PREFECT_DATABASE: "postgresql+asyncpg://elsewhere/prefect"
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "its"),
+    [
+        ("u@/d?host=/run/own&port=6000", "u@/p?host=%2Frun%2Fown&port=6000"),
+        ("u:p%40ss@/d", "u:p%40ss@/p"),
+        ("/d?host=/run/own", "/p?host=%2Frun%2Fown&port=5432"),
+        ("[::1]/d?user=u%40cloud&password=x", "[::1]:5432/p?user=u%40cloud&password=x"),
+        ("/d?host=db&port=6000&sslmode=require", "db:6000/p?ssl=require"),
+    ],
+)
+def test_it_is_where_ours_is(ours: str, its: str) -> None:
+    named = _named(parse_url(f"postgresql://{ours}"), "p")
+    assert named == {PREFECT_DATABASE: f"postgresql+asyncpg://{its}"}
 
 
 async def test_an_account_that_may_not_create_it_is_told_what_to_do(

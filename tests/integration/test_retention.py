@@ -308,6 +308,25 @@ async def test_progress_stays_while_its_window_may_resume(store: Store, lean: Se
     ]
 
 
+async def test_siblings_stay_while_their_window_may_resume(store: Store, lean: Settings) -> None:
+    """A claim trains no sibling that an earlier one trained, and commits the fittest of all."""
+    done = await train(store, lean, 0, parent=0)
+    lost = await claim_window(store, window(1), owner="a", lease_s=0)
+    failed = await claim_window(store, window(2), owner="a", lease_s=60)
+    await set_state(store, failed, WindowState.FAILED)
+    await claim_window(store, window(1), owner="b", lease_s=60)
+    for claim in (done, lost, failed):
+        own = checkpoint_directory(lean.home, claim)
+        make(own.with_name(f"{own.name}-m1"))
+        make(own.with_name(f".{own.name}-m1-x1y2z3w4"))  # its temporary one
+    await retire_checkpoints(store, lean)
+    assert there(lean) == [
+        "2025-11-14T0000-e1",  # a policy
+        "2025-11-14T0100-e1-m1",
+        "2025-11-14T0200-e1-m1",
+    ]
+
+
 async def test_arms_are_forgotten_after_their_experiment(store: Store, lean: Settings) -> None:
     await train(store, lean, 1, 0)
     begun = {"long over": 400, "over": 300, "running": 1}  # hours ago

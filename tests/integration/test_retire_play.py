@@ -12,11 +12,13 @@ from babylon.core.artifacts import write_artifact
 from babylon.core.settings import Settings
 from babylon.core.types import Scored
 from babylon.core.windows import Window, WindowState
+from babylon.stages import retire_play as stage
 from babylon.stages.retire_play import RetiredPlay, retire_play
 from babylon.store import Store
 from babylon.store.backup_lock import backup_lock
 from babylon.store.calls import insert_calls
 from babylon.store.late import note_late
+from babylon.store.play_in_use import remove_play
 from babylon.store.policies import ensure_base
 from babylon.store.published import PublishedFile, record_published
 from babylon.store.windows import claim_window, get_window, set_state
@@ -174,12 +176,34 @@ async def test_a_window_that_is_claimed_meanwhile_and_a_foreign_games_rows_stay(
     await play(store, ready, day(0))
     async with store.pool.acquire() as other, other.transaction():
         await other.execute("SELECT FROM babylon.windows FOR UPDATE")
-        assert (await retire(store, ready, day(70).end)).windows == 0
+        assert await retire(store, ready, day(70).end) == RetiredPlay(files=3)
+    assert (await sizes(store, ready))["calls"] == PLAYERS  # it will be collected with its calls
     foreign = replace(store, game_tables_ours=False)
     assert (await retire(foreign, ready, day(70).end)).windows == 1
     assert await note_late(store) == 0
     counts = await sizes(store, ready)
     assert (counts["scores"], counts["collected"], counts["trajectories"]) == (0, 0, PLAYERS)
+
+
+async def test_a_window_that_is_trained_meanwhile_stays(
+    store: Store, ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await play(store, ready, day(0))
+    await play(store, ready, day(1))
+
+    async def trained_meanwhile(store: Store, window: Window, before: datetime) -> bool:
+        """A backfill ends window 1 while window 0 is removed, which may take hours."""
+        await store.pool.execute(
+            "UPDATE babylon.windows SET updated_at = now() WHERE window_id = $1", day(1).key
+        )
+        return await remove_play(store, window, before)
+
+    monkeypatch.setattr(stage, "remove_play", trained_meanwhile)
+    retired = await retire(store, ready, day(70).end)
+    assert (retired.windows, retired.calls) == (1, PLAYERS)
+    assert (await sizes(store, ready))["collected"] == PLAYERS
+    left = await store.pool.fetch("SELECT DISTINCT left(trajectory_id, 16) AS w FROM babylon.calls")
+    assert [row["w"] for row in left] == [day(1).id]
 
 
 async def test_the_truth_of_an_hour_stays_until_its_last_window_goes(

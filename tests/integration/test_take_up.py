@@ -8,12 +8,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from babylon.core.windows import parse_window_id
+from babylon.core.windows import JUDGED_AGAIN, WindowState, parse_window_id
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up import take_up, work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
 from babylon.store import Store
-from babylon.store.windows import claim_window, lost_windows, release
+from babylon.store.windows import claim_window, get_window, lost_windows, release
 
 WINDOW = "2025-11-14T09:00"
 PAST_WINDOW = "2025-11-14T08:00"
@@ -74,6 +74,21 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
         await release(store, claim, "stopped by a signal", "stopped")
         assert await lost_windows(store) == []
         assert await work_in_hand(store) == []
+
+
+async def test_a_window_that_is_only_judged_again_is_never_trained(
+    store: Store, prefect: tuple[str, list[dict[str, Any]]]
+) -> None:
+    url, asked = prefect
+    judged = parse_window_id(f"{WINDOW}+{JUDGED_AGAIN}")
+    await claim_window(store, judged, owner="box:1:a", lease_s=0)
+    async with aiohttp.ClientSession() as http:
+        await _take_up(store, http, PrefectApi(url=url))
+    assert asked == [] and await lost_windows(store) == []
+    row = await get_window(store, judged.key)
+    assert row is not None and row.state == WindowState.SKIPPED
+    assert (row.reason or "").endswith(f"`babylon judge again --window {WINDOW}`")
+    await claim_window(store, judged, owner="box:2:b", lease_s=60)  # it is judged once more
 
 
 async def test_a_window_that_cannot_be_taken_up_and_a_run_that_died_stop_no_other(

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from babylon.core.errors import DatabaseError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.migrations import VERSIONS
+from babylon.ops.up.prefect_setup import prefect_database
 from babylon.recorder.trajectory import TrajectoryRecorder
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.collect import collect_window
@@ -102,6 +105,53 @@ async def test_encryption_is_what_the_url_asks_for(
         async with open_store(settings):
             pass
     assert PASSWORD not in str(caught.value)
+
+
+# As Prefect's server opens its database.
+ITS_DATABASE = """
+import asyncio, os
+from prefect.server.database.configurations import AsyncPostgresConfiguration
+
+async def main():
+    url = os.environ["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    engine = await AsyncPostgresConfiguration(connection_url=url).engine()
+    async with engine.connect() as connection:
+        query = "SELECT current_database() FROM pg_stat_ssl WHERE ssl AND pid = pg_backend_pid()"
+        print((await connection.exec_driver_sql(query)).scalar())
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not WITH_TLS, reason="needs Postgres with TLS: apt-get install postgresql")
+@pytest.mark.parametrize(
+    ("host", "parameters", "answers"),
+    [
+        ("localhost", "sslmode=require", True),
+        ("localhost", "sslmode=verify-full&sslrootcert={ca}", True),
+        ("localhost", "sslaccept=strict&sslcert={ca}", True),
+        ("127.0.0.1", "sslmode=verify-ca&sslrootcert={ca}", True),
+        ("127.0.0.1", "sslmode=verify-full&sslrootcert={ca}", False),  # another name
+        ("localhost", "sslaccept=strict", False),  # another authority
+    ],
+)
+async def test_prefects_server_encrypts_as_the_url_asks(
+    host: str,
+    parameters: str,
+    answers: bool,
+    encrypted: OtherPostgres,
+    authority: Path,
+    tmp_path: Path,
+) -> None:
+    place = f"postgresql://babylon:{PASSWORD}@{host}:{encrypted.port}/postgres"
+    settings = load_settings(database={"url": place}, home=tmp_path)
+    url = f"{place}?{parameters.format(ca=authority / 'ca.crt')}"
+    async with open_store(settings, migrate=True) as store:
+        named = await prefect_database(store, url)
+    command = [sys.executable, "-c", ITS_DATABASE]
+    environment = os.environ | named | {"PREFECT_HOME": str(tmp_path)}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (found.stdout.strip() == "postgres_prefect") is answers, found.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,15 @@ def read_problem(home: Home) -> str | None:
 
 
 def changed_settings(home: Home, variables: Variables) -> list[str] | None:
-    """Return the variables whose values are not in force; ``None`` while services start."""
+    """Return the variables whose values are not in force; ``None`` while services start.
+
+    A record that a loss of power emptied is as none: no service runs any more.
+    """
     path = in_force_path(home)
-    if not path.exists():
+    try:
+        in_force = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except (FileNotFoundError, msgspec.DecodeError):
         return None
-    in_force = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     now = _hashes(variables)
     return sorted(name for name in {*in_force, *now} if in_force.get(name) != now.get(name))
 

@@ -22,7 +22,7 @@ from babylon.ops.up.in_force import (
 )
 from babylon.ops.up.runs import stop_runs
 from babylon.ops.up.services import UpService, services
-from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_all
+from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_all, stop_order
 from babylon.serving.ports import require_free_port
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, database_status, open_store
@@ -176,7 +176,9 @@ async def _start(
                     )
                 await asyncio.sleep(_POLL_S)
         except BaseException:  # Ctrl-C too must leave nothing half-started
-            await _stop(settings.home, wanted)
+            other = processes.running(NAME)
+            if other is None or _is_detached(other):  # else systemd was first, and ours ended
+                await _stop(settings.home, wanted)
             raise
 
 
@@ -185,7 +187,7 @@ async def _stop(home: Home, services: Sequence[UpService]) -> list[str]:
     processes = Processes(home=home.root)
     forget_in_force(home)  # first: without the record the guard starts no supervisor
     note_problem(home, None)
-    ran = [one.name for one in reversed(services) if processes.running(one.name)]
+    ran = [name for name in stop_order(services) if processes.running(name)]
     if await asyncio.to_thread(processes.stop, NAME, STOP_S):
         ran.append(NAME)
     # A supervisor that its guard has just started holds no process yet: adopted ones are not its.

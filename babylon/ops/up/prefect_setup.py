@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import aiohttp
 import asyncpg
@@ -21,9 +21,11 @@ from babylon.ops.prefect_env import HEARTBEAT_S, PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.services import POOLS
 from babylon.store import Store
+from babylon.store.address import Address, parse_url
 from babylon.store.session import is_pooled
 
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+_TLS = "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_TLS"
 DEPLOYMENTS = Path(__file__).with_name("prefect.yaml")
 # On the pool ``cpu``, the first before the others when the pool is full.
 QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
@@ -43,8 +45,8 @@ STALE_RUNS = {
 }
 
 
-async def prefect_database(store: Store, url: str) -> str:
-    """Create Prefect's database beside ours unless it exists. Return its URL for SQLAlchemy.
+async def prefect_database(store: Store, url: str) -> dict[str, str]:
+    """Create Prefect's database beside ours unless it exists. Return the variables that name it.
 
     ``url`` is the address of ours. PREFECT_SERVER_DATABASE_CONNECTION_URL names another database.
 
@@ -52,9 +54,10 @@ async def prefect_database(store: Store, url: str) -> str:
         DatabaseError: the account may not create it, or a pooler is in between.
     """
     if given := os.environ.get(PREFECT_DATABASE):
-        return given
+        return {PREFECT_DATABASE: given}
+    address = parse_url(url)
     async with store.pool.acquire() as connection:
-        if await is_pooled(connection) or "," in urlsplit(url).netloc:
+        if await is_pooled(connection) or len(address.hosts) > 1:
             raise DatabaseError(
                 "Prefect's server prepares statements, which a pooler in transaction mode loses,"
                 f" and knows one host only: set {PREFECT_DATABASE} to a direct address"
@@ -70,12 +73,37 @@ async def prefect_database(store: Store, url: str) -> str:
             f"the account may not create the database {name} for Prefect: create it for the"
             f" account, or set {PREFECT_DATABASE} (postgresql+asyncpg://...)"
         ) from error
-    parts = urlsplit(url)
-    mode = dict(parse_qsl(parts.query)).get("sslmode")
-    query = f"ssl={mode}" if mode else ""
-    return urlunsplit(
-        parts._replace(scheme="postgresql+asyncpg", path=f"/{quote(name)}", query=query)
-    )
+    return _named(address, name)
+
+
+def _named(address: Address, name: str) -> dict[str, str]:
+    """Return the variables that tell Prefect's server a database at our address.
+
+    SQLAlchemy's URL has no place for certificates: Prefect has settings for them.
+    """
+    parts = urlsplit(address.dsn)
+    asked = dict(parse_qsl(parts.query))
+    query: dict[str, str] = {}
+    query |= {one: asked[one] for one in ("user", "password", "passfile") if one in asked}
+    ((host, port),) = address.hosts
+    netloc = parts.netloc
+    if host.startswith("/"):  # the directory of a Unix socket
+        query |= {"host": host, "port": str(port)}
+    elif host:
+        netloc += f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    tls: dict[str, str] = {}
+    mode = asked.get("sslmode")
+    if address.ssl is not None or mode in ("verify-ca", "verify-full"):
+        files = {"CA_FILE": "sslrootcert", "CERT_FILE": "sslcert", "KEY_FILE": "sslkey"}
+        tls = {key: os.path.abspath(asked[one]) for key, one in files.items() if one in asked}
+        tls |= {"ENABLED": "true", "CHECK_HOSTNAME": str(mode != "verify-ca").lower()}
+    elif mode:
+        query["ssl"] = mode
+    place = f"postgresql+asyncpg://{netloc}/{quote(name)}"
+    return {
+        PREFECT_DATABASE: f"{place}?{urlencode(query)}" if query else place,
+        **{f"{_TLS}_{key}": value for key, value in tls.items()},
+    }
 
 
 async def create_pools(http: aiohttp.ClientSession, api: PrefectApi) -> None:

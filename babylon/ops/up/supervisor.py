@@ -31,7 +31,7 @@ from babylon.core.processes import (
     supervised,
 )
 from babylon.core.settings import Settings
-from babylon.ops.prefect_env import PrefectApi, prefect_api
+from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api
 from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.in_force import (
@@ -42,12 +42,7 @@ from babylon.ops.up.in_force import (
     write_in_force,
 )
 from babylon.ops.up.news import tell_news
-from babylon.ops.up.prefect_setup import (
-    PREFECT_DATABASE,
-    create_pools,
-    prefect_database,
-    set_up_prefect,
-)
+from babylon.ops.up.prefect_setup import create_pools, prefect_database, set_up_prefect
 from babylon.ops.up.services import (
     UpService,
     clear_scratch,
@@ -140,6 +135,7 @@ class Supervisor:
         else:
             await stop_all(processes, wanted)
             forget_in_force(settings.home)
+        if not left:  # files of workers that run may be old too
             await asyncio.to_thread(clear_scratch, settings.home)
         note_problem(settings.home, None)
         async with (
@@ -228,16 +224,21 @@ class Supervisor:
             open_store(settings, migrate=True, game_may_be_away=True) as store,
         ):
             await ensure_champion(store, settings.home, settings.model, settings.seed)
-            database = {}
+            database: dict[str, str] = {}
             if self._api.embedded:
-                database = {PREFECT_DATABASE: await prefect_database(store, url)}
+                database = await prefect_database(store, url)
         return environment(settings.home, self._api, self.variables) | database
 
 
 async def stop_all(processes: Processes, services: Sequence[UpService]) -> list[str]:
     """Stop the services that run, in reverse order. Return their names."""
-    return [
-        service.name
-        for service in reversed(services)
-        if await asyncio.to_thread(processes.stop, service.name)
-    ]
+    return [name for name in stop_order(services) if await asyncio.to_thread(processes.stop, name)]
+
+
+def stop_order(services: Sequence[UpService]) -> list[str]:
+    """Return the names of all services that may run, the last one first.
+
+    A Prefect server of earlier settings is among them: PREFECT_API_URL may name another one now.
+    """
+    names = [service.name for service in reversed(services)]
+    return names if SERVER in names else [SERVER, *names]

@@ -13,13 +13,14 @@ from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
-from babylon.core.windows import MAX_ATTEMPTS
+from babylon.core.windows import JUDGED_AGAIN, MAX_ATTEMPTS, parse_window_id
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.runs import end_dead_runs
 from babylon.stages.approval import IN_PREFECT, try_to_answer
 from babylon.store import Store
 from babylon.store.attempts import list_attempts
+from babylon.store.by_hand import skip_window
 from babylon.store.holds import running_hold
 from babylon.store.windows import WindowRow, lost_windows
 
@@ -71,6 +72,12 @@ async def _take_up(store: Store, http: aiohttp.ClientSession, api: PrefectApi) -
 async def _take_up_one(
     store: Store, http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow
 ) -> None:
+    window_id, _, recipe = row.window_id.partition("+")
+    if recipe == JUDGED_AGAIN:  # a run would train what its first training left out
+        window = parse_window_id(row.window_id, row.minutes)
+        died = f"{row.owner} died while it judged: `babylon judge again --window {window_id}`"
+        await skip_window(store, window, "the supervisor", died)
+        return
     await _end_dead_run(store, http, api, row)
     if row.attempts < MAX_ATTEMPTS:
         await _start_run(http, api, row)

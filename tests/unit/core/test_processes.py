@@ -117,6 +117,26 @@ async def test_a_restart_that_fails_is_tried_again_and_leaves_no_process(
     assert not psutil.pid_exists(pids[2])
 
 
+async def test_a_service_starts_again_once_its_log_has_a_directory_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`logs/` may be deleted, and a full disk has no room for a new one."""
+    monkeypatch.setattr("babylon.core.processes._SECOND_PAUSE_S", 0.05)
+    logs, pids = tmp_path / "logs", list[int]()
+    service = Service(name="sleeper", command=["sleep", "60"], log=logs / "sleeper.log")
+    known = supervised(service, lambda _, pid: pids.append(pid))
+    async with asyncio.timeout(20), known as running:
+        (logs / "sleeper.log").unlink()
+        logs.rmdir()
+        logs.touch()  # no directory can be made here
+        os.kill(running.pid, signal.SIGKILL)
+        while "the sleeper does not start" not in caplog.text:
+            await asyncio.sleep(0.02)
+        logs.unlink()
+        while len(pids) < 2:
+            await asyncio.sleep(0.02)
+
+
 async def test_a_process_that_was_left_is_adopted_and_started_again_when_it_dies(
     tmp_path: Path,
 ) -> None:

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
+from babylon.ops import doctor
 from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_port
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
@@ -103,6 +104,14 @@ def test_a_required_package_is_one_that_the_code_imports(package: str) -> None:
     sources = [path for top in ("babylon", "flows", "tasks") for path in (ROOT / top).rglob("*.py")]
     imported = re.compile(rf"^\s*(import|from) {package}\b", re.MULTILINE)
     assert any(imported.search(path.read_text()) for path in sources)
+
+
+async def test_a_torch_that_kills_its_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without its instructions ends the import by a signal, without a word."""
+    monkeypatch.setattr(doctor, "_TORCH", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    (found,) = await doctor._torch()
+    assert found.required and not found.ok
+    assert "ended with code -4" in found.detail
 
 
 @pytest.mark.slow

@@ -123,3 +123,17 @@ def test_an_address_that_cannot_be_used_names_the_remedy(url, message):
     with pytest.raises(ConfigError, match=message) as caught:
         parse_url(url)
     assert "p%40ss" not in str(caught.value) and "p@ss" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mark", ["/", "?", "#", "["])
+@pytest.mark.parametrize("password", ["hush{}quiet", "1234{}quiet", "hush{}q=uiet"])
+def test_a_password_that_is_not_encoded_is_told_and_not_shown(mark, password):
+    """Its mark ends the place of hosts and ports, so that it looks like a port."""
+    with pytest.raises(ConfigError, match="as %2F") as caught:
+        parse_url(f"postgresql://u:{password.format(mark)}@h:5432/d")
+    assert not any(part in str(caught.value) for part in ("hush", "uiet", "1234"))
+    assert caught.value.__cause__ is None
+
+
+def test_an_account_with_an_at_sign_may_be_a_parameter():
+    assert parse_url("postgresql://h:5432/d?user=me@azure").hosts == (("h", 5432),)

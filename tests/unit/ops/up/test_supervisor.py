@@ -22,6 +22,7 @@ from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.ops.prefect_env import SERVER
 from babylon.ops.up import lifecycle, supervisor
 from babylon.ops.up.in_force import (
     changed_settings,
@@ -100,6 +101,34 @@ async def test_a_slow_service_ends_a_first_start_and_not_one_of_services_that_ra
     assert processes.running("mute") is None
 
 
+@pytest.mark.parametrize("left", [False, True])
+async def test_what_killed_runs_left_goes_at_each_start_without_services_that_run(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """After a reboot, and after each `systemctl restart`, the settings are those in force."""
+
+    async def prepared(_: Supervisor) -> dict[str, str]:
+        return {}
+
+    service = mute(settings.home)
+    monkeypatch.setattr(supervisor, "services", lambda _: [service])
+    monkeypatch.setattr(Supervisor, "_prepare", prepared)
+    monkeypatch.setattr("babylon.ops.up.services.SCRATCH_S", -60.0)
+    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    settings.home.scratch.mkdir(parents=True)
+    (settings.home.scratch / "left").touch()
+    write_in_force(settings.home, keeper.variables)
+    if left:
+        processes.start(service)
+    async with asyncio.timeout(30):
+        keeping = asyncio.create_task(keeper.run())
+        while not (processes.running(NAME) and processes.running("mute")):
+            await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await keeping
+    assert (settings.home.scratch / "left").exists() is left
+
+
 async def test_lost_windows_are_taken_up_before_prefect_is_set_up(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +166,18 @@ def test_services_of_another_version_are_named(
     assert changed_settings(settings.home, variables) == ["the version of babylon"]
 
 
+@pytest.mark.parametrize("left", [b"", b"\0" * 64])
+def test_records_that_a_loss_of_power_emptied_are_none(settings: Settings, left: bytes) -> None:
+    """They are made without a wait for the disk, and nothing of them runs any more."""
+    processes = Processes(home=settings.home.root)
+    write_in_force(settings.home, settings.environment())
+    processes.record(NAME, os.getpid())
+    for path in (in_force_path(settings.home), processes.directory / f"{NAME}.json"):
+        path.write_bytes(left)
+    assert changed_settings(settings.home, settings.environment()) is None
+    assert processes.running(NAME) is None and not processes.started(os.getpid())
+
+
 def test_changed_variables_of_libraries_are_named(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +210,16 @@ def test_one_that_somebody_else_runs_is_not_restarted(settings: Settings) -> Non
         time.sleep(0.01)
     _require_detached(processes)
     assert processes.stop(NAME)
+
+
+async def test_a_prefect_server_of_earlier_settings_is_stopped_too(settings: Settings) -> None:
+    """Its supervisor was killed, and PREFECT_API_URL names another server since."""
+    processes, logs = Processes(home=settings.home.root), settings.home.logs
+    for name in (SERVER, "mute"):
+        processes.start(Service(name=name, command=SLEEP, log=logs / f"{name}.log"))
+    wanted = [mute(settings.home)]
+    assert await lifecycle.down(settings.home, settings.database, wanted) == [SERVER, "mute"]
+    assert processes.running(SERVER) is None and processes.running("mute") is None
 
 
 async def test_status_says_where_its_output_is(settings: Settings) -> None:
@@ -254,15 +305,24 @@ def test_the_guard_starts_a_killed_supervisor_again_and_no_other(tmp_path: Path)
         assert guard.wait(20) == 0
 
 
-async def test_after_a_reboot_a_start_that_fails_is_reported(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+async def made(*_: object, **__: object) -> None:
+    """Make no model."""
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_start_that_fails_is_reported_and_stops_no_supervisor_of_systemd(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
 ) -> None:
+    """After a reboot, as ``systemctl restart babylon && babylon up`` does: both start at once."""
+    processes, log = Processes(home=settings.home.root), settings.home.logs / "first.log"
+
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[None]:
+        if meanwhile:
+            other = processes.start(Service(name=NAME, command=SLEEP, log=log))
+            while not psutil.Process(other.pid).environ():  # the kernel fills it after the exec
+                await asyncio.sleep(0.01)
         yield
-
-    async def made(*_: object, **__: object) -> None:
-        pass
 
     def failing(keeper: Supervisor) -> Service:
         guard, home = ("sh", "-c", _GUARD), keeper.settings.home
@@ -272,14 +332,16 @@ async def test_after_a_reboot_a_start_that_fails_is_reported(
     monkeypatch.setattr(lifecycle, "open_store", opened)
     monkeypatch.setattr(lifecycle, "ensure_champion", made)
     monkeypatch.setattr(Supervisor, "guard", failing)
-    keeper, processes = Supervisor(settings), Processes(home=settings.home.root)
+    keeper = Supervisor(settings)
     write_in_force(settings.home, keeper.variables)
     try:
         async with asyncio.timeout(30):
             with pytest.raises(ServingError, match="did not start"):
                 await lifecycle._start(keeper, processes, [], made, lambda _: None)  # type: ignore[arg-type]
+        assert (processes.running(NAME) is not None) is meanwhile
     finally:
         processes.stop(GUARD)
+        processes.stop(NAME)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
