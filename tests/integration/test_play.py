@@ -209,6 +209,18 @@ async def test_a_step_whose_answer_was_lost_may_come_again_after_the_window(
     assert late["code"] == "window"
 
 
+async def test_a_step_that_is_sent_again_does_not_undo_its_correction(
+    stack: Stack, agent: Player
+) -> None:
+    one = {"type": "step", "trajectory_id": "t", "number": 0, "reward": 1.0}
+    await agent.ok({"type": "start", "trajectory_id": "t"}, one)
+    await agent.ok({"type": "feedback", "trajectory_id": "t", "step": 0, "value": 5.0})
+    (again,) = await agent.ok(one)
+    assert again["repeated"]
+    given = "SELECT value FROM babylon.feedback ORDER BY given_at"
+    assert [row["value"] for row in await stack.store.pool.fetch(given)] == [1.0, 5.0]
+
+
 async def test_a_trajectory_belongs_to_the_key_that_began_it(
     stack: Stack, agent: Player, other: Player
 ) -> None:
