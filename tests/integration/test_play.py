@@ -340,6 +340,22 @@ async def test_ids_alone_tie_calls_without_headers_to_a_step(stack: Stack, agent
     assert [row["trajectory_id"] for row in await stack.rows()] == ["t"]
 
 
+async def test_feedback_for_a_call_follows_it_to_the_trajectory_whose_step_names_it(
+    stack: Stack, agent: Player, other: Player
+) -> None:
+    call_id = (await agent.chat()).parse().id  # without headers: in a session of its own
+    await agent.ok({"type": "feedback", "call_id": call_id, "value": 2.0})
+    theirs = {"type": "feedback", "trajectory_id": "theirs", "call_id": call_id, "value": -9.0}
+    await other.ok({"type": "start", "trajectory_id": "theirs"}, theirs)
+    await agent.ok(
+        {"type": "start", "trajectory_id": "t"},
+        {"type": "step", "trajectory_id": "t", "number": 0, "calls": [call_id]},
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    given = await stack.store.pool.fetch("SELECT trajectory_id, value FROM babylon.feedback")
+    assert {(row["trajectory_id"], row["value"]) for row in given} == {("t", 2.0), ("theirs", -9.0)}
+
+
 async def test_a_bad_event_costs_only_itself(stack: Stack, agent: Player) -> None:
     answer = await agent.send(
         {"type": "start", "trajectory_id": "t", "at": at(0)},
