@@ -177,8 +177,8 @@ async def remove_plays(store: Store, before: datetime, kept: Collection[Window])
     )
 
 
-async def note_continuations(store: Store, found: Mapping[bytes, str]) -> None:
-    """Store digest → trajectory id. A digest of two trajectories names none of them."""
+async def note_continuations(store: Store, found: Mapping[bytes, str | None]) -> None:
+    """Store digest → trajectory id. A digest of two trajectories names none of them (None)."""
     await store.pool.executemany(_NOTE, sorted(found.items()))  # in one order: no deadlock
     await store.pool.execute(
         f"DELETE FROM babylon.continuations WHERE noted_at < now() - interval '{_FORGET_AFTER}'"
