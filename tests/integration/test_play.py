@@ -340,6 +340,25 @@ async def test_ids_alone_tie_calls_without_headers_to_a_step(stack: Stack, agent
     assert [row["trajectory_id"] for row in await stack.rows()] == ["t"]
 
 
+async def test_a_call_that_is_named_again_is_in_one_step(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    ids = [(await agent.chat("t", seed=seed)).parse().id for seed in range(2)]
+    elsewhere = {"messages": [{"role": "user", "content": "?"}], "response": "!"}
+    (*_, result) = await agent.ok(
+        {"type": "start", "trajectory_id": "t", "agent_id": "t", "at": at(0)},
+        step("t", 0, calls=[ids[0], ids[0], elsewhere, elsewhere]),
+        step("t", 1, calls=ids),  # its program never empties the list
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    assert result["calls"] == 2
+    row = await stack.store.pool.fetchrow("SELECT * FROM trajectories")
+    assert row is not None
+    told = [one["llmCalls"] for one in json.loads(row["stepsJson"])]
+    assert [len(calls) for calls in told] == [3, 1]
+    assert [told[0][0]["callId"], told[1][0]["callId"]] == ids
+
+
 async def test_feedback_for_a_call_follows_it_to_the_trajectory_whose_step_names_it(
     stack: Stack, agent: Player, other: Player
 ) -> None:
