@@ -144,7 +144,7 @@ class EngineClient:
         """
         try:
             return msgspec.json.decode(answer, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise EngineDownError(
                 f"what answers {asked} at {self.url} is no engine ({error}): correct ENGINE_URL or"
                 " ENGINE_PORT"

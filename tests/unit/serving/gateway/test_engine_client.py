@@ -71,7 +71,9 @@ async def test_one_connection_that_fails_is_no_silence(broken: int) -> None:
         connections.close()
 
 
-@pytest.mark.parametrize("body", ["<html>welcome</html>", '{"data": 5}', '{"data": [{"id": 1}]}'])
+@pytest.mark.parametrize(
+    "body", ["<html>welcome</html>", '{"data": 5}', '{"data": [{"id": 1}]}', "[" * 100_000]
+)
 async def test_what_answers_in_an_engines_place_is_no_engine(body: str) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(text=body)

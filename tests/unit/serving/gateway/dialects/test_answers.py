@@ -7,9 +7,10 @@ from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from babylon.serving.gateway import asgi
 from babylon.serving.gateway.dialects.messages import Messages
 from babylon.serving.gateway.dialects.responses import Responses
-from babylon.serving.gateway.dialects.translation import Translation
+from babylon.serving.gateway.dialects.translation import Dialects, Translation
 
 ASKED = {"model": "babylon", "input": "hi", "max_tokens": 9, "instructions": "Trade.",
          "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
@@ -162,3 +163,20 @@ def test_a_message_names_why_it_ended() -> None:
     broken = [{"id": "c", "function": {"name": "price", "arguments": '{"t": '}}]
     (block,) = Messages().whole(chat(content=None, tool_calls=broken))["content"]
     assert block["input"] == {"arguments": '{"t": '}
+
+
+@pytest.mark.parametrize("dialect", [Messages, Responses])
+async def test_an_error_that_is_no_utf8_keeps_its_status(dialect: type[Translation]) -> None:
+    sent: list[asgi.Message] = []
+
+    async def app(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await asgi.Response(send).whole(b'{"error": {"message": "\xff"}}', status=429)
+
+    async def receive() -> asgi.Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: asgi.Message) -> None:
+        sent.append(message)
+
+    await Dialects(app, dialect)({"method": "POST", "path": dialect.path}, receive, send)
+    assert (sent[0]["status"], b"\xef\xbf\xbd" in sent[1]["body"]) == (429, True)
