@@ -122,6 +122,27 @@ def test_logprobs_of_a_response_only_if_asked_for(include: Any) -> None:
     assert item["content"][0]["logprobs"] == ([SCORE] if include else [])
 
 
+def test_a_streamed_response_has_the_logprobs_of_tokens_without_text() -> None:
+    scores = [{**SCORE, "logprob": -float(place)} for place in range(5)]
+    texts = ["", "", "\N{GRINNING FACE}", "!", ""]  # one character of three tokens, and the end
+    call = Responses()
+    call.request({**ASKED, "stream": True, "include": ["message.output_text.logprobs"]})
+    head = {"id": "call-1", "created": 7, "model": "babylon-v3"}
+    events = [
+        event
+        for text, score in zip(texts, scores, strict=True)
+        for event in call.chunk(
+            {**head, "choices": [{"delta": {"content": text}, "logprobs": {"content": [score]}}]}
+        )
+    ]
+    events += call.end()
+    told = [event["logprobs"] for event in events if event["type"].endswith("text.delta")]
+    assert told == [scores[:3], scores[3:4], scores[4:]]
+    (item,) = events[-1]["response"]["output"]
+    (part,) = item["content"]
+    assert (part["text"], part["logprobs"]) == ("".join(texts), scores)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_streamed_message_ends_as_the_whole_one(name: str) -> None:
     expected = Messages().whole(ANSWERS[name])
