@@ -12,7 +12,6 @@ the answer; a call that comes earlier, or while Postgres is away, begins a new s
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
@@ -97,8 +96,10 @@ class Sessions:
             await asyncio.sleep(SAVE_S)
             if unsaved := self._unsaved:
                 self._unsaved = {}
-                with suppress(*UNREACHABLE):  # RouteFollower reports them
+                try:
                     await note_continuations(self._store, unsaved)
+                except UNREACHABLE:  # RouteFollower reports it
+                    self._unsaved = unsaved | self._unsaved
 
     async def _longest(self, conversations: Sequence[bytes]) -> str | None:
         for digest in conversations:
