@@ -417,6 +417,23 @@ async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or
     assert await stack.store.pool.fetchval("SELECT count(*) FROM babylon.play_steps") == 0
 
 
+async def test_a_price_of_one_time_replaces_the_one_before(stack: Stack, agent: Player) -> None:
+    for first, last in ((10, 990), (100, 110)):  # a correction of both
+        await agent.ok(
+            {"type": "price", "ticker": "NVDA", "price_usd": first, "at": at(1)},
+            {"type": "price", "ticker": "NVDA", "price_usd": last, "at": at(50)},
+            {"type": "price", "ticker": "AAPL", "price_usd": first, "at": at(1)},
+        )
+    await agent.ok({"type": "outcomes", "window_id": LAST_HOUR.id})
+    rows = await stack.store.pool.fetch(
+        'SELECT "stockTicker", "startPrice", "endPrice", sentiment FROM market_outcomes ORDER BY id'
+    )
+    assert [tuple(row) for row in rows] == [
+        ("AAPL", 100, 100, "NEUTRAL"),
+        ("NVDA", 100, 110, "BULLISH"),
+    ]
+
+
 async def test_outcomes_are_truth_for_all_and_not_for_a_key_of_one_agent(
     stack: Stack, agent: Player
 ) -> None:
