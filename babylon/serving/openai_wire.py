@@ -294,7 +294,7 @@ def error_message(body: bytes) -> str:
     try:
         answer = msgspec.json.decode(body)
         return str(answer["error"]["message"] if "error" in answer else answer["detail"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return body.decode(errors="replace")[:500]
 
 

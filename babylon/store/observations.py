@@ -21,13 +21,13 @@ class ValueKind(StrEnum):
 
 @dataclass(slots=True)
 class ObservedValue:
-    """The first and last (time, value); of two with one time, the one added later is the last."""
+    """The first and last (time, value); of two with one time, the one added later counts."""
 
     first: tuple[datetime, float]
     last: tuple[datetime, float]
 
     def add(self, at: datetime, value: float) -> None:
-        if at < self.first[0]:
+        if at <= self.first[0]:
             self.first = (at, value)
         if at >= self.last[0]:
             self.last = (at, value)
@@ -112,7 +112,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 ON CONFLICT (kind, name, window_id) DO UPDATE SET
     question = coalesce(excluded.question, known.question),
     first_at = least(known.first_at, excluded.first_at),
-    first_value = CASE WHEN excluded.first_at < known.first_at
+    first_value = CASE WHEN excluded.first_at <= known.first_at
         THEN excluded.first_value ELSE known.first_value END,
     last_at = greatest(known.last_at, excluded.last_at),
     last_value = CASE WHEN excluded.last_at >= known.last_at

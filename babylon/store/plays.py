@@ -140,7 +140,8 @@ async def played_calls(
 
 
 async def adopt_calls(connection: Connection, trajectory_id: str, call_ids: Sequence[str]) -> None:
-    """Give calls that named no trajectory to this one."""
+    """Give calls that named no trajectory to this one, with the feedback that they had before."""
+    await connection.execute(_ADOPT_FEEDBACK, trajectory_id, list(call_ids))
     await connection.execute(
         "UPDATE babylon.calls SET trajectory_id = $1 WHERE call_id = ANY($2::text[])"
         " AND trajectory_id IS DISTINCT FROM $1",
@@ -176,8 +177,8 @@ async def remove_plays(store: Store, before: datetime, kept: Collection[Window])
     )
 
 
-async def note_continuations(store: Store, found: Mapping[bytes, str]) -> None:
-    """Store digest → trajectory id. A digest of two trajectories names none of them."""
+async def note_continuations(store: Store, found: Mapping[bytes, str | None]) -> None:
+    """Store digest → trajectory id. A digest of two trajectories names none of them (None)."""
     await store.pool.executemany(_NOTE, sorted(found.items()))  # in one order: no deadlock
     await store.pool.execute(
         f"DELETE FROM babylon.continuations WHERE noted_at < now() - interval '{_FORGET_AFTER}'"
@@ -212,6 +213,13 @@ _CALLS = f"""
 SELECT {", ".join(field.name for field in fields(PlayedCall))} FROM babylon.calls
 WHERE (trajectory_id = $1 OR call_id = ANY($3::text[])) AND key_id = $2
 ORDER BY started_at, call_id
+"""
+
+# Only what was said of a call where it was: any key may name the call in feedback of its own.
+_ADOPT_FEEDBACK = """
+UPDATE babylon.feedback f SET trajectory_id = $1 FROM babylon.calls c
+WHERE c.call_id = ANY($2::text[]) AND c.trajectory_id <> $1
+  AND (f.trajectory_id, f.call_id) = (c.trajectory_id, c.call_id)
 """
 
 _REMOVE = """

@@ -209,6 +209,18 @@ async def test_a_step_whose_answer_was_lost_may_come_again_after_the_window(
     assert late["code"] == "window"
 
 
+async def test_a_step_that_is_sent_again_does_not_undo_its_correction(
+    stack: Stack, agent: Player
+) -> None:
+    one = {"type": "step", "trajectory_id": "t", "number": 0, "reward": 1.0}
+    await agent.ok({"type": "start", "trajectory_id": "t"}, one)
+    await agent.ok({"type": "feedback", "trajectory_id": "t", "step": 0, "value": 5.0})
+    (again,) = await agent.ok(one)
+    assert again["repeated"]
+    given = "SELECT value FROM babylon.feedback ORDER BY given_at"
+    assert [row["value"] for row in await stack.store.pool.fetch(given)] == [1.0, 5.0]
+
+
 async def test_a_trajectory_belongs_to_the_key_that_began_it(
     stack: Stack, agent: Player, other: Player
 ) -> None:
@@ -328,6 +340,41 @@ async def test_ids_alone_tie_calls_without_headers_to_a_step(stack: Stack, agent
     assert [row["trajectory_id"] for row in await stack.rows()] == ["t"]
 
 
+async def test_a_call_that_is_named_again_is_in_one_step(
+    stack: Stack, agent: Player, settings: Settings
+) -> None:
+    ids = [(await agent.chat("t", seed=seed)).parse().id for seed in range(2)]
+    elsewhere = {"messages": [{"role": "user", "content": "?"}], "response": "!"}
+    (*_, result) = await agent.ok(
+        {"type": "start", "trajectory_id": "t", "agent_id": "t", "at": at(0)},
+        step("t", 0, calls=[ids[0], ids[0], elsewhere, elsewhere]),
+        step("t", 1, calls=ids),  # its program never empties the list
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    assert result["calls"] == 2
+    row = await stack.store.pool.fetchrow("SELECT * FROM trajectories")
+    assert row is not None
+    told = [one["llmCalls"] for one in json.loads(row["stepsJson"])]
+    assert [len(calls) for calls in told] == [3, 1]
+    assert [told[0][0]["callId"], told[1][0]["callId"]] == ids
+
+
+async def test_feedback_for_a_call_follows_it_to_the_trajectory_whose_step_names_it(
+    stack: Stack, agent: Player, other: Player
+) -> None:
+    call_id = (await agent.chat()).parse().id  # without headers: in a session of its own
+    await agent.ok({"type": "feedback", "call_id": call_id, "value": 2.0})
+    theirs = {"type": "feedback", "trajectory_id": "theirs", "call_id": call_id, "value": -9.0}
+    await other.ok({"type": "start", "trajectory_id": "theirs"}, theirs)
+    await agent.ok(
+        {"type": "start", "trajectory_id": "t"},
+        {"type": "step", "trajectory_id": "t", "number": 0, "calls": [call_id]},
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    given = await stack.store.pool.fetch("SELECT trajectory_id, value FROM babylon.feedback")
+    assert {(row["trajectory_id"], row["value"]) for row in given} == {("t", 2.0), ("theirs", -9.0)}
+
+
 async def test_a_bad_event_costs_only_itself(stack: Stack, agent: Player) -> None:
     answer = await agent.send(
         {"type": "start", "trajectory_id": "t", "at": at(0)},
@@ -368,6 +415,23 @@ async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or
     (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
     assert row["episodeLength"] == (2 if answers[1].status_code == 200 else 1)
     assert await stack.store.pool.fetchval("SELECT count(*) FROM babylon.play_steps") == 0
+
+
+async def test_a_price_of_one_time_replaces_the_one_before(stack: Stack, agent: Player) -> None:
+    for first, last in ((10, 990), (100, 110)):  # a correction of both
+        await agent.ok(
+            {"type": "price", "ticker": "NVDA", "price_usd": first, "at": at(1)},
+            {"type": "price", "ticker": "NVDA", "price_usd": last, "at": at(50)},
+            {"type": "price", "ticker": "AAPL", "price_usd": first, "at": at(1)},
+        )
+    await agent.ok({"type": "outcomes", "window_id": LAST_HOUR.id})
+    rows = await stack.store.pool.fetch(
+        'SELECT "stockTicker", "startPrice", "endPrice", sentiment FROM market_outcomes ORDER BY id'
+    )
+    assert [tuple(row) for row in rows] == [
+        ("AAPL", 100, 100, "NEUTRAL"),
+        ("NVDA", 100, 110, "BULLISH"),
+    ]
 
 
 async def test_outcomes_are_truth_for_all_and_not_for_a_key_of_one_agent(

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from babylon.core.settings import Settings
-from babylon.serving.gateway import engine_client, readiness
+from babylon.serving.gateway import engine_client, http_guard, readiness
 from babylon.serving.gateway.exchange import Exchange
 from babylon.store import Store
 from benchmarks.gateway.upstream import Upstream, events
@@ -180,7 +180,32 @@ async def test_a_call_at_which_the_gateway_fails_is_recorded_and_counted_as_an_e
             if stream:
                 _ = [chunk async for chunk in answer]
     (row,) = await gateway.rows()
-    assert row["untrainable_reason"] == "the gateway failed" and row["completion_token_ids"]
+    assert row["untrainable_reason"] == "the gateway failed or stopped"
+    assert row["completion_token_ids"]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {gateway.key}"}) as http:
         metrics = await (await http.get(f"{gateway.url}/metrics")).text()
     assert 'outcome="500",version="0"} 1.0' in metrics
+
+
+class _Stalls(Upstream):
+    """Streams two tokens and no more."""
+
+    async def _answer(self, body: bytes, send: Any) -> None:
+        kind = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": kind})
+        begun = b"".join(events(exact=True)[:3])
+        await send({"type": "http.response.body", "body": begun, "more_body": True})
+        await asyncio.Event().wait()
+
+
+async def test_a_call_that_outlasts_the_gateway_is_recorded_as_far_as_it_came(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_guard, "STOP_S", 0.2)
+    async with canned_gateway(store, settings, _Stalls()) as gateway:
+        client = gateway.client()
+        answer = await client.chat.completions.create(**BODY, stream=True)
+        _ = [await anext(answer) for _ in range(3)]
+    (row,) = await store.pool.fetch("SELECT * FROM babylon.calls")
+    assert (row["finish_reason"], len(row["completion_token_ids"])) == ("interrupted", 2)
+    await client.close()

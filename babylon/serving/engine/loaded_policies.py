@@ -12,7 +12,6 @@ from functools import cached_property
 from inspect import signature
 from typing import Any, cast
 
-import jinja2
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from babylon.core.errors import ModelError
@@ -72,8 +71,12 @@ class LoadedPolicy:
                 )
         try:
             ids = render_prompt(self.tokenizer, plain, tools, variables)
-        except jinja2.TemplateError as error:
-            raise RequestError(400, f"the chat template refuses the messages: {error}") from error
+        except Exception as error:  # a template is a program, which a client's values may break
+            raise RequestError(
+                400,
+                f"the chat template refuses the messages: {error!s:.300}: change them, tools or"
+                " chat_template_kwargs",
+            ) from error
         return ids
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:

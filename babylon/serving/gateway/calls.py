@@ -122,8 +122,8 @@ class CallHandler:
             raise RequestError(status, f"{reason}{quoted}: try again") from error
         except RequestError:
             raise
-        except Exception:  # a defect of the gateway: what was sampled is kept nevertheless
-            await self._record_interrupted(exchange, "the gateway failed")
+        except BaseException:  # a defect of the gateway, or its end: what was sampled is kept
+            await self._record_interrupted(exchange, "the gateway failed or stopped")
             raise
 
     async def _answer(self, exchange: Exchange, response: Response) -> None:

@@ -5,6 +5,7 @@ Calls go to the address that the engine gives for each policy: it may host sever
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -15,6 +16,7 @@ from babylon.serving.gateway.engine_connections import EngineConnections, Engine
 from babylon.serving.gateway.route_table import Target
 from babylon.serving.openai_wire import error_message
 
+T = TypeVar("T")
 LOAD_S, ASK_S = 600.0, 5.0
 _AGAIN_S = 0.25
 FIRST_CHUNK_S, NEXT_CHUNK_S, PROBE_S = 120.0, 60.0, 30.0
@@ -23,7 +25,7 @@ _JSON = "Content-Type: application/json\r\n"
 
 
 class EngineDownError(ServingError):
-    """The engine does not answer, or answers 503."""
+    """The engine does not answer, answers 503, or is something else."""
 
 
 class _Card(Struct, frozen=True):
@@ -62,13 +64,15 @@ class EngineClient:
                 raise  # it had its time, or says itself that it cannot answer
             await asyncio.sleep(_AGAIN_S)  # one connection that fails is no silence
             body = await self._ask("GET", "/v1/models", ASK_S)
-        self._cards = {card.id: card for card in msgspec.json.decode(body, type=_Cards).data}
+        listed = self._decoded(body, _Cards, "GET /v1/models").data
+        self._cards = {card.id: card for card in listed}
         return frozenset(self._cards)
 
     async def load(self, target: Target) -> None:
+        path = f"/policies/{quote(target.name)}"
         body = {"path": target.path, "version": target.policy_version}
-        answer = await self._ask("PUT", f"/policies/{quote(target.name)}", LOAD_S, body)
-        self._cards[target.name] = msgspec.json.decode(answer, type=_Card)
+        answer = await self._ask("PUT", path, LOAD_S, body)
+        self._cards[target.name] = self._decoded(answer, _Card, f"PUT {path}")
 
     async def unload(self, name: str) -> None:
         await self._ask("DELETE", f"/policies/{quote(name)}", ASK_S)
@@ -131,6 +135,20 @@ class EngineClient:
             raise _down(self.url, error) from error
         if response.status >= 500 or response.status == 404:
             raise EngineDownError(f"the engine cannot answer for {name}: {error_message(body)}")
+
+    def _decoded(self, answer: bytes, kind: type[T], asked: str) -> T:
+        """Return an answer as ``kind``.
+
+        Raises:
+            EngineDownError: it is something else, as of a proxy, or of a program in its place.
+        """
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise EngineDownError(
+                f"what answers {asked} at {self.url} is no engine ({error}): correct ENGINE_URL or"
+                " ENGINE_PORT"
+            ) from error
 
     async def _ask(self, method: str, path: str, limit_s: float, body: object = None) -> bytes:
         """Send a request that is not a call. A refusal is a ``ServingError``."""

@@ -19,6 +19,7 @@ HEAD_S = 20.0  # from the connection, or the first byte of a later request, to t
 STALL_S = 30.0  # without a read while the write buffer is full
 MAX_FILES = 2**17
 FILES_FOR_CALLS = 2048
+STOP_S = 10  # that running calls have when the gateway stops
 KEEP_ALIVE_S = 75  # longer than usual clients keep idle connections, so that they close them first
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -170,7 +171,7 @@ def server_config(app: Callable[..., Awaitable[None]], **options: Any) -> uvicor
         proxy_headers=False,
         limit_concurrency=max(32, connections),
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=STOP_S,
         log_config=None,
         **options,
     )

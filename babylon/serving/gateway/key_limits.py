@@ -33,6 +33,7 @@ class KeyLimits:
         self._others: dict[str, list[KeyUsage]] = {}
         self._gateways, self._read_at = 1, -STALE_S
         self._used = asyncio.Event()
+        self._due_since: float | None = None  # what the database has not taken since then
 
     @contextmanager
     def admitted(self, principal: Principal) -> Iterator[None]:
@@ -48,7 +49,7 @@ class KeyLimits:
         own = self._counted(key_id, minute)
         self._check(principal, own)
         self._own[key_id] = replace(own, requests=own.requests + 1, running=own.running + 1)
-        self._used.set()
+        self._demand()
         try:
             yield
         finally:
@@ -66,7 +67,7 @@ class KeyLimits:
         own = self._counted(principal.key_id, _minute())
         self._check(principal, own, calls=False)
         self._own[principal.key_id] = replace(own, requests=own.requests + 1)
-        self._used.set()
+        self._demand()
 
     def spend(self, exchange: Exchange) -> None:
         """Count the tokens of a call that ended."""
@@ -80,7 +81,15 @@ class KeyLimits:
             self._used.clear()
             with suppress(*UNREACHABLE):  # the follower reports them
                 await self._exchange()
+            if self._own or self._due_since is not None:  # the others forget what they do not hear
+                self._demand()
             await asyncio.sleep(EXCHANGE_S)
+
+    def _demand(self) -> None:
+        """Ask for an exchange. One that is asked for and fails shows that the database is away."""
+        self._used.set()
+        if self._due_since is None:
+            self._due_since = time.monotonic()
 
     async def _exchange(self) -> None:
         minute, sent = _minute(), {}
@@ -92,9 +101,7 @@ class KeyLimits:
             sent[key_id] = own
         self._others = await exchange_usage(self._store, self._gateway_id, sent)
         self._gateways = max(1, await live_gateway_count(self._store))
-        self._read_at = time.monotonic()
-        if self._own:
-            self._used.set()
+        self._read_at, self._due_since = time.monotonic(), None
 
     def _counted(self, key_id: str, minute: int) -> KeyUsage:
         own = self._own.get(key_id)
@@ -103,8 +110,10 @@ class KeyLimits:
         return own
 
     def _check(self, principal: Principal, own: KeyUsage, *, calls: bool = True) -> None:
-        known = time.monotonic() - self._read_at < STALE_S
-        others = self._others.get(principal.key_id, []) if known else []
+        clock = time.monotonic()
+        # A gateway whose keys rested has read nothing, and is told of the others in a moment.
+        known = self._due_since is None or clock - self._due_since < STALE_S
+        others = self._others.get(principal.key_id, []) if clock - self._read_at < STALE_S else []
         now = [one for one in others if one.minute == own.minute]
         wait_s = 60 - int(time.time()) % 60
         running = sum(one.running for one in (own, *others))

@@ -101,6 +101,8 @@ class CallRecorder:
             self._segment.sealed = True
         with suppress(OSError):
             self._prepared.result().remove()
+        await asyncio.sleep(0)  # what was written is settled first
+        self.problem = "the gateway is stopping: try again"
         await self._shipper.close()
 
     async def _durable(self, record: bytes) -> None:
@@ -145,9 +147,7 @@ class CallRecorder:
             log.info("the disk takes calls again")
             self.gap = None  # the next failure begins another gap
         self.problem = problem
-        for _, durable in calls:
-            if durable.done():  # the request was cancelled
-                continue
+        for durable in (one for _, one in calls if not one.done()):  # others were cancelled
             if problem:
                 durable.set_exception(_refusal(problem))
             else:

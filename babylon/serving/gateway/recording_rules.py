@@ -144,11 +144,12 @@ def _field(name: str, value: object, fields: Collection[str], depth: int) -> obj
 
 def _text(text: str, fields: Collection[str]) -> str:
     """Return a text without the fields' values, if it is JSON; ``REDACTED`` if it is some other
-    text that seems to hold one, such as JSON that was cut or is quoted."""
+    text that seems to hold one, such as JSON that was cut or is quoted, or Python's dictionary."""
     plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)  # names may be escaped
     if not any(name in plain for name in fields):
         return text
     try:
         return _without(text, fields)
     except msgspec.DecodeError:
-        return REDACTED if any(f'"{name}' in plain for name in fields) else text
+        quoted = any(f'"{name}' in plain or f"'{name}'" in plain for name in fields)
+        return REDACTED if quoted else text

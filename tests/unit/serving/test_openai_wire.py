@@ -9,6 +9,7 @@ from babylon.serving.openai_wire import (
     RequestError,
     constraints,
     decode_object,
+    error_message,
     free_of_strict,
     other_parts,
     unknown_fields,
@@ -108,3 +109,17 @@ def test_a_body_is_refused_at_one_depth_whatever_comes_later() -> None:
         assert caught.value.status == 400
     wide = b'{"x":[' + b"[]," * 2000 + b"[]]}"
     assert len(decode_object(wide)["x"]) == 2001
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "no room"}}', "no room"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b'{"error": {"message": "\xff"}}', '{"error": {"message": "\ufffd"}}'),
+        (b"[" * 100_000, "[" * 500),
+        (b"<html>", "<html>"),
+    ],
+)
+def test_any_error_response_has_a_message(body: bytes, message: str) -> None:
+    assert error_message(body) == message

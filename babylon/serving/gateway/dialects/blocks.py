@@ -42,6 +42,7 @@ class BlockReader:
         self.blocks: list[Block] = []
         self._open: Block | None = None
         self._calls: list[Block] = []
+        self._unsaid: list[JsonObject] = []  # logprobs of tokens before the first text
 
     def read(self, choice: JsonObject) -> Iterator[BlockChange]:
         """Read a choice of a whole answer, or of a chunk of a streamed one."""
@@ -49,8 +50,8 @@ class BlockReader:
         # Engines name the reasoning differently; some send both names.
         if thought := message.get("reasoning") or message.get("reasoning_content"):
             yield from self._add("reasoning", thought)
-        if text := message.get("content"):
-            yield from self._add("text", text, (choice.get("logprobs") or {}).get("content"))
+        if (text := message.get("content")) is not None:
+            yield from self._add_text(text, (choice.get("logprobs") or {}).get("content") or [])
         for piece in message.get("tool_calls") or ():
             yield from self._add_call(piece)
 
@@ -59,6 +60,13 @@ class BlockReader:
         if not self.blocks:
             yield from self._begin(Block(kind="text", index=0))
         yield from self._close()
+
+    def _add_text(self, text: str, logprobs: list[JsonObject]) -> Iterator[BlockChange]:
+        """Add text, or the logprobs of tokens that say nothing: a part of a character, the end."""
+        self._unsaid += logprobs
+        if text or (self._unsaid and self._open is not None and self._open.kind == "text"):
+            logprobs, self._unsaid = self._unsaid, []
+            yield from self._add("text", text, logprobs)
 
     def _add(
         self, kind: Kind, text: str, logprobs: list[JsonObject] | None = None

@@ -160,5 +160,5 @@ def _error(body: bytes) -> Mapping[str, object]:
     """Return OpenAI's error object of an error response, whatever the engine's format."""
     try:
         return msgspec.json.decode(body, type=dict[str, dict[str, object]])["error"]
-    except (msgspec.DecodeError, KeyError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return {"message": error_message(body)}

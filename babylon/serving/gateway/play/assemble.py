@@ -1,7 +1,7 @@
 """A finished trajectory from its events and its recorded calls, as the recorder writes it."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -65,8 +65,9 @@ def add_steps(
 ) -> tuple[int, int]:
     """Add the steps with their calls to ``played``.
 
-    A step has the calls that it names, then those that named it. Without any step, calls that named
-    one step make one, and each other call makes one of its own. ``lost`` calls may be named too.
+    A step has the calls that it is the first to name, then those that named it. Without any step,
+    calls that named one step make one, and each other call makes one of its own. ``lost`` calls may
+    be named too.
 
     Returns:
         The number of recorded calls in the steps, and of calls that were kept out of the records.
@@ -89,9 +90,10 @@ def add_steps(
     by_step: defaultdict[int | None, list[PlayedCall]] = defaultdict(list)
     for record in unnamed:
         by_step[record.step_number].append(record)
+    told: set[str] = set()  # a program that never empties its list of ids names them again
     found = unrecorded = 0
     for at, step in steps:
-        own = [_named(step, call, by_id, lost) for call in step.calls]
+        own = [_named(step, call, by_id, lost) for call in _new(step.calls, told)]
         own += map(_llm_call, by_step[step.number])
         ids = [call.call_id for call in own if call.call_id is not None]
         found += sum(one in by_id for one in ids)
@@ -135,6 +137,16 @@ def _groups(records: Sequence[PlayedCall]) -> Iterable[list[PlayedCall]]:
         key = record.call_id if record.step_number is None else record.step_number
         groups.setdefault(key, []).append(record)
     return groups.values()
+
+
+def _new(calls: Iterable[str | ElsewhereCall], told: set[str]) -> Iterator[str | ElsewhereCall]:
+    """Yield the calls without the ids in ``told``, and add the others' ids to it."""
+    for call in calls:
+        if isinstance(call, str):
+            if call in told:
+                continue
+            told.add(call)
+        yield call
 
 
 def _named(

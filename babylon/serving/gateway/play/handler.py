@@ -179,7 +179,7 @@ class PlayHandler:
                 open_play(play).check_time(at)
             if known not in (None, encoded):
                 raise _conflict(play, f"has another step {event.number}: number steps apart, or")
-            if event.reward is not None:
+            if event.reward is not None and known is None:  # else feedback may have corrected it
                 await _reward(connection, play, event.reward, event.number)
         return _stored(play, repeated=known is not None)
 

@@ -12,7 +12,6 @@ the answer; a call that comes earlier, or while Postgres is away, begins a new s
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
@@ -65,7 +64,7 @@ class Sessions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[bytes, str | None] = {}
-        self._unsaved: dict[bytes, str] = {}
+        self._unsaved: dict[bytes, str | None] = {}
         self._missed: dict[bytes, None] = {}
         self._asks_again = 0.0
 
@@ -86,9 +85,10 @@ class Sessions:
     def note(self, digest: bytes, trajectory_id: str) -> None:
         """Note a conversation of a session."""
         same = self._known.get(digest, trajectory_id) == trajectory_id
-        self._keep(digest, trajectory_id if same else None)
+        session = trajectory_id if same else None  # one that still waits to be written counts too
+        self._keep(digest, session)
         if len(self._unsaved) < MAX_UNSAVED:
-            self._unsaved[digest] = trajectory_id
+            self._unsaved[digest] = session
 
     async def run(self) -> NoReturn:
         """Write conversations to the database for the other gateways."""
@@ -96,8 +96,10 @@ class Sessions:
             await asyncio.sleep(SAVE_S)
             if unsaved := self._unsaved:
                 self._unsaved = {}
-                with suppress(*UNREACHABLE):  # RouteFollower reports them
+                try:
                     await note_continuations(self._store, unsaved)
+                except UNREACHABLE:  # RouteFollower reports it
+                    self._unsaved = unsaved | self._unsaved
 
     async def _longest(self, conversations: Sequence[bytes]) -> str | None:
         for digest in conversations:

@@ -184,6 +184,7 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
         ({"stop": ["x"] * 33}, 400, "$.stop"),
         ({"stop": "x" * 1001}, 400, "$.stop"),
         ({"chat_template_kwargs": {"tokenize": False}}, 400, "leave out tokenize"),
+        ({"chat_template_kwargs": {"messages": []}}, 400, "refuses the messages"),
         *(
             ({name: value}, 400, f"does not support {name}")
             for name, value in {
@@ -259,6 +260,22 @@ async def test_the_template_gets_its_variables(engine: TestClient[Any, Any]) -> 
             asked = chat(chat_template_kwargs={"mood": mood})
             told = await (await engine.post("/tokenize", json=asked)).json()
             assert policy.tokenizer.decode(told["tokens"]) == mood
+    finally:
+        policy.tokenizer.chat_template = own
+
+
+async def test_a_value_that_breaks_the_template_is_the_clients_error(
+    engine: TestClient[Any, Any],
+) -> None:
+    assert engine.app is not None
+    policy = engine.app[POLICIES].get("p-v1")
+    own = policy.tokenizer.chat_template
+    policy.tokenizer.chat_template = "{{ '<' + mood + '>' }}"
+    try:
+        for path in "/tokenize", "/v1/chat/completions":
+            answer = await engine.post(path, json=chat(chat_template_kwargs={"mood": {"a": 1}}))
+            assert answer.status == 400
+            assert "chat_template_kwargs" in (await answer.json())["error"]["message"]
     finally:
         policy.tokenizer.chat_template = own
 

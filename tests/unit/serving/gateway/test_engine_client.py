@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from babylon.serving.gateway.engine_client import EngineClient, EngineDownError
 from babylon.serving.gateway.engine_connections import EngineConnections
+from babylon.serving.gateway.route_table import Target
 
 
 @pytest.fixture
@@ -68,3 +69,22 @@ async def test_one_connection_that_fails_is_no_silence(broken: int) -> None:
             with pytest.raises(EngineDownError):
                 await client.policies()
         connections.close()
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>welcome</html>", '{"data": 5}', '{"data": [{"id": 1}]}', "[" * 100_000]
+)
+async def test_what_answers_in_an_engines_place_is_no_engine(body: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        with closing(EngineConnections()) as connections:
+            client = EngineClient(connections, str(server.make_url("")).rstrip("/"))
+            with pytest.raises(EngineDownError, match=r"GET /v1/models .* is no engine"):
+                await client.policies()
+            if body.startswith("<"):
+                with pytest.raises(EngineDownError, match=r"PUT /policies/v1 .* is no engine"):
+                    await client.load(Target("v1", 1, "/1"))

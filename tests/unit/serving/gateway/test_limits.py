@@ -1,7 +1,8 @@
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.limits import CallLimits
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
+from babylon.store.key_usage import KeyUsage
 
 NO_KEYS = KeyLimits(cast(Store, None), "test")
 
@@ -178,3 +180,56 @@ def test_a_request_that_is_no_call_takes_neither_tokens_nor_a_place() -> None:
         with pytest.raises(RequestError, match="has 3 requests in this minute") as caught:
             limits.count_request(key)
     assert 1 <= caught.value.retry_after_s <= 60
+
+
+async def test_a_key_that_rested_has_its_whole_limit_unless_the_database_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, limits = [0.0], KeyLimits(cast(Store, None), "test")
+    key = key_with(requests_per_minute=8)
+    now = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0])
+    monkeypatch.setattr(key_limits, "time", now)
+    monkeypatch.setattr(key_limits, "EXCHANGE_S", 0.0)
+    monkeypatch.setattr(key_limits, "exchange_usage", AsyncMock(return_value={}))
+    monkeypatch.setattr(key_limits, "live_gateway_count", AsyncMock(return_value=4))
+    running = asyncio.create_task(limits.run())
+    limits.count_request(key)
+    for rest_s in (1, 60, 3600):  # exchanges, until there is nothing to tell any more
+        for _ in range(20):
+            await asyncio.sleep(0)
+        clock[0] += rest_s
+    for _ in range(8):
+        limits.count_request(key)
+    with pytest.raises(RequestError, match="has 8 requests"):
+        limits.count_request(key)
+    clock[0] += 60  # and the database took nothing
+    for _ in range(2):
+        limits.count_request(key)
+    with pytest.raises(RequestError, match="has 2 requests"):
+        limits.count_request(key)
+    running.cancel()
+
+
+async def test_running_calls_are_told_again_after_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[dict[str, KeyUsage]] = []
+    back = asyncio.Event()
+
+    async def exchange(store: Store, gateway_id: str, own: dict[str, KeyUsage]) -> dict[str, Any]:
+        told.append(own)
+        if len(told) == 1:
+            raise OSError("the database is away")
+        back.set()
+        return {}
+
+    monkeypatch.setattr(key_limits, "EXCHANGE_S", 0.0)
+    monkeypatch.setattr(key_limits, "exchange_usage", exchange)
+    monkeypatch.setattr(key_limits, "live_gateway_count", AsyncMock(return_value=1))
+    limits = KeyLimits(cast(Store, None), "test")
+    running = asyncio.create_task(limits.run())
+    with limits.admitted(key_with(max_concurrency=1)):
+        async with asyncio.timeout(20):
+            await back.wait()  # nothing else is called meanwhile
+    assert [own["k"].running for own in told[:2]] == [1, 1]
+    running.cancel()

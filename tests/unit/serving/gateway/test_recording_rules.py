@@ -65,6 +65,7 @@ def test_redacted_values_are_nowhere_in_the_record() -> None:
         'Paid with {"card": "4111 1111"}.',
         '{"card": "4111 11',  # cut at the token limit
         '["{\\"card\\": \\"4111 1111\\"}"]',
+        "{'card': '4111 1111', 'paid': True}",  # a tool's result, as Python's str writes it
     ],
 )
 def test_json_in_texts_is_redacted_too(text: str) -> None:

@@ -7,9 +7,10 @@ from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from babylon.serving.gateway import asgi
 from babylon.serving.gateway.dialects.messages import Messages
 from babylon.serving.gateway.dialects.responses import Responses
-from babylon.serving.gateway.dialects.translation import Translation
+from babylon.serving.gateway.dialects.translation import Dialects, Translation
 
 ASKED = {"model": "babylon", "input": "hi", "max_tokens": 9, "instructions": "Trade.",
          "messages": [{"role": "user", "content": "hi"}]}  # fmt: skip
@@ -121,6 +122,27 @@ def test_logprobs_of_a_response_only_if_asked_for(include: Any) -> None:
     assert item["content"][0]["logprobs"] == ([SCORE] if include else [])
 
 
+def test_a_streamed_response_has_the_logprobs_of_tokens_without_text() -> None:
+    scores = [{**SCORE, "logprob": -float(place)} for place in range(5)]
+    texts = ["", "", "\N{GRINNING FACE}", "!", ""]  # one character of three tokens, and the end
+    call = Responses()
+    call.request({**ASKED, "stream": True, "include": ["message.output_text.logprobs"]})
+    head = {"id": "call-1", "created": 7, "model": "babylon-v3"}
+    events = [
+        event
+        for text, score in zip(texts, scores, strict=True)
+        for event in call.chunk(
+            {**head, "choices": [{"delta": {"content": text}, "logprobs": {"content": [score]}}]}
+        )
+    ]
+    events += call.end()
+    told = [event["logprobs"] for event in events if event["type"].endswith("text.delta")]
+    assert told == [scores[:3], scores[3:4], scores[4:]]
+    (item,) = events[-1]["response"]["output"]
+    (part,) = item["content"]
+    assert (part["text"], part["logprobs"]) == ("".join(texts), scores)
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_streamed_message_ends_as_the_whole_one(name: str) -> None:
     expected = Messages().whole(ANSWERS[name])
@@ -162,3 +184,20 @@ def test_a_message_names_why_it_ended() -> None:
     broken = [{"id": "c", "function": {"name": "price", "arguments": '{"t": '}}]
     (block,) = Messages().whole(chat(content=None, tool_calls=broken))["content"]
     assert block["input"] == {"arguments": '{"t": '}
+
+
+@pytest.mark.parametrize("dialect", [Messages, Responses])
+async def test_an_error_that_is_no_utf8_keeps_its_status(dialect: type[Translation]) -> None:
+    sent: list[asgi.Message] = []
+
+    async def app(scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
+        await asgi.Response(send).whole(b'{"error": {"message": "\xff"}}', status=429)
+
+    async def receive() -> asgi.Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: asgi.Message) -> None:
+        sent.append(message)
+
+    await Dialects(app, dialect)({"method": "POST", "path": dialect.path}, receive, send)
+    assert (sent[0]["status"], b"\xef\xbf\xbd" in sent[1]["body"]) == (429, True)
