@@ -19,7 +19,6 @@ import torch
 from peft import PeftConfig, PeftModel
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -29,6 +28,7 @@ from transformers.utils import logging
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
 from babylon.policies.checkpoint_files import adapter_base
+from babylon.policies.tokenizer import load_tokenizer
 
 # peft 0.21 reads an attribute that transformers 5 renamed.
 warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
@@ -76,7 +76,7 @@ def load_policy(
             model = _sharing(_shared_base(str(path), precision))
         else:
             model = _full(str(path), precision, device)
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = load_tokenizer(path)
     except Exception as error:  # four libraries read these files, and raise many types
         reason = " ".join(str(error).split())[:_REASON].rstrip(".") or type(error).__name__
         raise ModelError(f"no policy loads from {path}: {reason}") from error

@@ -53,6 +53,20 @@ def train_tokenizer(
     )
 
 
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that does not keep the words that it has split.
+
+    tokenizers 0.23 keeps 10,000 of them for each tokenizer and thread, as long as the thread lives.
+    A process that loads a policy every hour would grow for ever.
+    """
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        model: Any = tokenizer.backend_tokenizer.model
+        if hasattr(model, "_resize_cache"):  # not those without such a cache
+            model._resize_cache(0)
+    return tokenizer
+
+
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, object]],
@@ -73,11 +87,11 @@ def render_prompt(
 
 def decoder(path: Path | str) -> Callable[[Sequence[int]], str]:
     """Return a function: token ids → text with special tokens, by the tokenizer at ``path``."""
-    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    tokenizer = load_tokenizer(path)
     return lambda token_ids: str(tokenizer.decode(list(token_ids)))
 
 
 def prompt_length(path: str | Path) -> Callable[[Sequence[Mapping[str, object]]], int]:
     """Return a function: messages → number of prompt tokens of the checkpoint at ``path``."""
-    tokenizer = AutoTokenizer.from_pretrained(str(path))
+    tokenizer = load_tokenizer(path)
     return lambda messages: len(render_prompt(tokenizer, messages))
