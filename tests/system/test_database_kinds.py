@@ -17,7 +17,7 @@ from babylon.core.errors import DatabaseError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.migrations import VERSIONS
-from babylon.ops.up.prefect_setup import prefect_database
+from babylon.ops.up.prefect_setup import PREFECT_DATABASE, prefect_database
 from babylon.recorder.trajectory import TrajectoryRecorder
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.collect import collect_window
@@ -142,7 +142,9 @@ async def test_prefects_server_encrypts_as_the_url_asks(
     encrypted: OtherPostgres,
     authority: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv(PREFECT_DATABASE, raising=False)  # of a harness in this process
     place = f"postgresql://babylon:{PASSWORD}@{host}:{encrypted.port}/postgres"
     settings = load_settings(database={"url": place}, home=tmp_path)
     url = f"{place}?{parameters.format(ca=authority / 'ca.crt')}"
