@@ -144,11 +144,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("trajectories", pa.int64(), "Plays measured."),
         ("scenarios", pa.int64(), "Scenarios measured."),
         ("pnl_usd", pa.float64(), "Mean profit a play."),
-        (
-            "win_rate",
-            pa.float64(),
-            "Mean of the plays' shares of decided trades that won.",
-        ),
+        ("win_rate", pa.float64(), "Mean of the plays' shares of decided trades that won."),
         ("malformed", pa.float64(), "Share of replies that were no decision."),
         ("promoted", pa.bool_(), "Did the gate let the policy pass?"),
         ("reason", pa.string(), "The gate's reason."),

@@ -111,7 +111,7 @@ class KeyLimits:
 
     def _check(self, principal: Principal, own: KeyUsage, *, calls: bool = True) -> None:
         clock = time.monotonic()
-        # A gateway whose keys rested has read nothing, and is told of the others in a moment.
+        # A gateway whose keys rested has not read the others' calls. The next exchange brings them.
         known = self._due_since is None or clock - self._due_since < STALE_S
         others = self._others.get(principal.key_id, []) if clock - self._read_at < STALE_S else []
         now = [one for one in others if one.minute == own.minute]
