@@ -6,11 +6,10 @@ supervisor therefore reads them there, and this module alone names the events.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import aiohttp
@@ -25,7 +24,6 @@ from babylon.store import Store
 from babylon.store.approvals import Approval, open_approvals
 from babylon.store.connection import clock_of
 from babylon.store.flow_state import newest_play
-from babylon.store.routes import Route, all_routes
 
 LOOK_S = 30.0
 BACK = timedelta(hours=1)  # so that a restart of the supervisor loses nothing
@@ -106,7 +104,7 @@ async def read_news(store: Store, windows: WindowSettings, since: datetime) -> l
     found = [_begun(row) for row in await store.pool.fetch(_BEGUN, since)]
     found += [_of_attempt(row) for row in await store.pool.fetch(_ATTEMPTS, since)]
     found += [_stuck(row) for row in await store.pool.fetch(_STUCK, MAX_ATTEMPTS, _MEMORY)]
-    found += _of_routes(await all_routes(store), since)
+    found += [_of_route(row) for row in await store.pool.fetch(_ROUTES, since)]
     found += [_asked(one) for one in await open_approvals(store)]
     found += [_late(row) for row in await store.pool.fetch(_LATE, since)]
     found += [_drift(row) for row in await store.pool.fetch(_DRIFT, since)]
@@ -197,28 +195,34 @@ def _stuck(row: asyncpg.Record) -> NewsItem:
     )
 
 
-def _of_routes(routes: Sequence[Route], since: datetime) -> Iterator[NewsItem]:
-    """Yield changes of the champion and ends of experiments. ``routes``: newest first."""
-    for number, (route, before) in enumerate(pairwise(routes)):
-        if route.created_at <= since:
-            return
-        led_before = {one.policy_version for one in routes[number + 1 :]}
-        if route.policy_version != before.policy_version:
-            back = route.policy_version in led_before
-            event, policy = "model.rolled_back" if back else "model.promoted", route.policy_version
-            message = f"policy {policy} serves in place of policy {before.policy_version}"
-        elif before.challenger_version is not None and route.challenger_version is None:
-            event, policy = "model.rolled_back", before.challenger_version
-            message = f"the challenger, policy {policy}, serves no more"
-        else:
-            continue
-        yield NewsItem(
-            event=event,
-            subject=f"policy.{policy}",
-            mark=f"{route.route_version}",
-            at=route.created_at,
-            message=f"{message}, by {route.author}: {route.reason}",
-        )
+# A change of the champion, or the end of a challenger's turn. ``back``: the champion led before.
+_ROUTES = """
+SELECT route.*, earlier.policy_version AS policy_before,
+    earlier.challenger_version AS challenger_before,
+    EXISTS (SELECT FROM babylon.routes led WHERE led.policy_version = route.policy_version
+        AND led.route_version < route.route_version) AS back
+FROM babylon.routes route
+JOIN babylon.routes earlier ON earlier.route_version = route.route_version - 1
+WHERE route.created_at > $1 AND (route.policy_version <> earlier.policy_version
+    OR earlier.challenger_version IS NOT NULL AND route.challenger_version IS NULL)
+"""
+
+
+def _of_route(row: asyncpg.Record) -> NewsItem:
+    policy, before = row["policy_version"], row["policy_before"]
+    if policy != before:
+        event = "model.rolled_back" if row["back"] else "model.promoted"
+        message = f"policy {policy} serves in place of policy {before}"
+    else:
+        event, policy = "model.rolled_back", row["challenger_before"]
+        message = f"the challenger, policy {policy}, serves no more"
+    return NewsItem(
+        event=event,
+        subject=f"policy.{policy}",
+        mark=f"{row['route_version']}",
+        at=row["created_at"],
+        message=f"{message}, by {row['author']}: {row['reason']}",
+    )
 
 
 _LATE = """
