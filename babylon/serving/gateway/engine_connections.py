@@ -254,7 +254,7 @@ class EngineConnections:
         return connection
 
 
-@lru_cache(maxsize=256)  # calls share few URLs, but each policy is loaded by its own
+@lru_cache(maxsize=32)  # calls share few URLs, and each policy is loaded by one of its own
 def _place(url: str) -> tuple[_Origin, str, str]:
     """Return the origin, the Host header and the path of a URL."""
     parts = urlsplit(url)
