@@ -56,9 +56,9 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         seed=seed,
         game="hour",
         vocab_size=2048,
-        steps=750,
-        short_steps=250,
-        reading_steps=550,
+        steps=850,
+        short_steps=200,
+        reading_steps=650,
         tokenizer_chats=1000,
     ),
 }

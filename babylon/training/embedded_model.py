@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from babylon.game.market.levels import LEVELS
 from babylon.game.market.scenario import HOUR, STARTER, Rules
-from babylon.game.market.transcripts import Choices, scripted_chats, varied_choices
+from babylon.game.market.transcripts import HOUR_MIXTURE, Choices, scripted_chats, varied_choices
 from babylon.game.market.words import TICKERS
 from babylon.policies.tokenizer import render_prompt, train_tokenizer
 from babylon.training.grpo.forward import PolicyForward
@@ -31,6 +31,7 @@ REPLIES = 8  # to each long prompt: they cost little, because the prompt is forw
 SHORT = [STARTER]
 LONG = [LEVELS["L2"].rules(0), LEVELS["L1"].rules(0), LEVELS["L2"].rules(0), HOUR]
 READERS = {"news": 1.0}
+LONG_READERS = {"news": 0.4, "counter": 0.3, "mover": 0.3}
 SHARPER = 1.5  # factor of its logits: in few steps it keeps a tenth of its mass on stray tokens
 INITIALIZER_RANGE = 0.08  # with the usual 0.02, a model this narrow learns five times slower
 
@@ -74,8 +75,8 @@ def _lessons(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
     long = recipe.reading_steps * recipe.batch_size - short
     return itertools.chain(
         itertools.islice(_choices(recipe, SHORT, READERS), short),
-        itertools.islice(_choices(recipe, LONG, READERS), long),
-        _choices(recipe, LONG, None),
+        itertools.islice(_choices(recipe, LONG, LONG_READERS), long),
+        _choices(recipe, LONG, HOUR_MIXTURE),
     )
 
 

@@ -1,8 +1,8 @@
 """Scripted agents of known skill: opponents, teachers of the embedded base model, yardsticks.
 
 An agent is a function of its seat and a random stream. Only the oracle reads the ground truth. If
-the rules have perps, all agents but ``hold`` trade them at a moderate leverage. If the rules have a
-feed, all but ``hold`` and ``oracle`` write on it now and then.
+the rules have perps, all agents but ``hold`` trade them. If the rules have a feed, all but ``hold``
+and ``oracle`` write on it now and then.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from babylon.game.market.scenario import Perp
 ScriptedAgent = Callable[[Seat, Random], Decision]
 AMOUNTS = (25, 50, 100, 150)
 LEVERAGE = 5.0
+LEVERAGES = (2.0, 5.0, 20.0, MAX_LEVERAGE)
 CHATTER = 0.1  # share of the ticks in which a sociable agent writes on the feed
 
 
@@ -48,16 +49,23 @@ def stake_on(
     return Order(market, kind, size, leverage)
 
 
+def stake_some(seat: Seat, market: str, side: Side, random: Random) -> Decision:
+    """Stake a random amount, on a perp at a random leverage."""
+    amount = random.choice(AMOUNTS)
+    leverage = random.choice(LEVERAGES) if market in seat.prices else LEVERAGE
+    return stake_on(seat, market, side, amount, leverage)
+
+
 def random_trader(seat: Seat, random: Random) -> Decision:
     """Trade a random side of a random market or perp for a random amount."""
     market = random.choice([*seat.pools, *seat.prices])
-    return stake_on(seat, market, random.choice([*Side]), random.choice(AMOUNTS))
+    return stake_some(seat, market, random.choice([*Side]), random)
 
 
 def news_follower(seat: Seat, random: Random) -> Decision:
     """Trade on every headline."""
     news = seat.scenario.news[seat.tick]
-    return stake_on(seat, news.market_id, news.hints, random.choice(AMOUNTS)) if news else Hold()
+    return stake_some(seat, news.market_id, news.hints, random) if news else Hold()
 
 
 def contrarian(seat: Seat, random: Random) -> Decision:
@@ -65,7 +73,7 @@ def contrarian(seat: Seat, random: Random) -> Decision:
     news = seat.scenario.news[seat.tick]
     if news is None:
         return Hold()
-    return stake_on(seat, news.market_id, news.hints.other, random.choice(AMOUNTS))
+    return stake_some(seat, news.market_id, news.hints.other, random)
 
 
 def momentum(seat: Seat, random: Random) -> Decision:
@@ -113,14 +121,25 @@ def doubter(seat: Seat, random: Random) -> Decision:
 
 def tally(seat: Seat, random: Random) -> Decision:
     """Stake the largest order on what most headlines about a market have said so far."""
-    told = [news for news in seat.scenario.news[: seat.tick + 1] if news]
-    if not told:
-        return Hold()
-    market = told[-1].market_id
-    balance = sum(1 if n.hints is Side.YES else -1 for n in told if n.market_id == market)
+    market, balance = _told(seat)
     if balance == 0:
         return Hold()
     return stake_on(seat, market, _side(balance > 0), seat.scenario.rules.max_order)
+
+
+def counter(seat: Seat, random: Random) -> Decision:
+    """Trade on what most headlines about the last headline's market have said so far."""
+    market, balance = _told(seat)
+    return stake_some(seat, market, _side(balance > 0), random) if balance else Hold()
+
+
+def _told(seat: Seat) -> tuple[str, int]:
+    """Return the last headline's market, and its headlines for YES less those for NO."""
+    told = [news for news in seat.scenario.news[: seat.tick + 1] if news]
+    if not told:
+        return "", 0
+    market = told[-1].market_id
+    return market, sum(1 if n.hints is Side.YES else -1 for n in told if n.market_id == market)
 
 
 def trend(seat: Seat, random: Random) -> Decision:
@@ -129,6 +148,14 @@ def trend(seat: Seat, random: Random) -> Decision:
     if not move:
         return Hold()
     return stake_on(seat, perp, _side(move > 0), seat.scenario.rules.max_order, MAX_LEVERAGE)
+
+
+def mover(seat: Seat, random: Random) -> Decision:
+    """Follow the perp that has moved furthest. Without perps, trade as ``counter`` does."""
+    if not seat.prices:
+        return counter(seat, random)
+    perp, move = max(_moves(seat), key=lambda item: abs(item[1]))
+    return stake_some(seat, perp, _side(move >= 0), random)
 
 
 def holder(seat: Seat, random: Random) -> Decision:
@@ -208,6 +235,8 @@ SCRIPTED_AGENTS: dict[str, ScriptedAgent] = {
     "contrarian": sociable(contrarian),
     "momentum": sociable(momentum),
     "maker": sociable(market_maker),
+    "counter": sociable(counter),
+    "mover": sociable(mover),
     "hold": holder,
     "oracle": oracle,
 }

@@ -20,10 +20,11 @@ MIXTURE = {"news": 0.4, "random": 0.3, "momentum": 0.1, "contrarian": 0.1, "hold
 TABLES = 64  # games that ``varied_choices`` plays at once
 ROUND = 25  # dollars
 HOUR_MIXTURE = {
-    "news": 0.5,
+    "news": 0.3,
+    "counter": 0.2,
+    "mover": 0.15,
     "random": 0.15,
-    "maker": 0.1,
-    "momentum": 0.1,
+    "maker": 0.05,
     "contrarian": 0.05,
     "hold": 0.1,
 }
