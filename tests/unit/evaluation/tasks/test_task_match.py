@@ -1,3 +1,4 @@
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -72,6 +73,27 @@ async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -
         await play_task(coin, POLICY, named("0.9"), coin.worlds("s", 64, []))
     with pytest.raises(ArenaError, match="made no worlds"):
         await play_task(coin, POLICY, POLICY, [])
+
+
+async def test_no_play_goes_on_once_one_has_failed() -> None:
+    """Plays may call a paid judge, and the policies' engine is about to end."""
+    begun: list[str] = []
+
+    class Broken(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            begun.append(world)
+            if len(begun) == 3:
+                raise ArenaError("the judge is away")
+            await asyncio.sleep(0)
+            return await super().play(world, policy, seed)
+
+    coin = Broken()
+    with pytest.raises(ArenaError, match="the judge is away"):
+        await play_task(coin, POLICY, POLICY, coin.worlds("s", 512, []))
+    known = len(begun)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(begun) == known < 64
 
 
 async def test_a_misspelt_harm_fails_the_gate() -> None:
