@@ -109,8 +109,22 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
         load_evaluator(f"{__name__}:POLICY")
-    with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
-        load_evaluator("nowhere.at_all:thing")
+    for name in ("nowhere.at_all:thing", ":thing"):
+        with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
+            load_evaluator(name)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0.0, math.inf), (-math.inf, 1.0), (0.0, math.nan), (1.0, 1.0)], ids=str
+)
+def test_scores_without_bounds_are_refused(
+    bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bet has a size then: every gate would end with insufficient evidence."""
+    monkeypatch.setattr(Coin, "lowest", bounds[0])
+    monkeypatch.setattr(Coin, "highest", bounds[1])
+    with pytest.raises(ConfigError, match=r"lowest .* and highest .* cut the scores to bounds"):
+        load_evaluator(f"{__name__}:Coin")
 
 
 PLAYED = {
