@@ -12,6 +12,7 @@ Objective = Literal["grpo", "dpo", "kto", "sdpo", "grpo+dpo", "grpo+sdpo"]
 Trainer = Literal["torch", "serverless", "art-local"]
 Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
 LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
+LOSSES_WITH_RATIO = ("cispo", "reinforce_is", "gspo")  # of their own, to the sampling policy
 
 
 class TrainingSettings(Group):
@@ -85,7 +86,8 @@ class TrainingSettings(Group):
         "token_truncate", "IMPORTANCE"
     )
     """Correction for calls that another policy sampled: importance weights of tokens or of whole
-    calls, truncated at a bound or masked beyond it.
+    calls, truncated at a bound or masked beyond it. Losses with a correction of their own take only
+    the default.
     """
     clip_low: float = env(0.8, "CLIP_LOW", gt=0, le=1)
     """Ratio of policies below which a bad token is not pushed further."""
@@ -122,6 +124,15 @@ class TrainingSettings(Group):
             raise ValueError(
                 f"CALL_WEIGHT={self.call_weight!r} with LOSS={self.loss!r}, which is defined with a"
                 " normaliser of its own: unset CALL_WEIGHT, or take LOSS=ppo_clip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_takes_the_importance(self) -> Self:
+        if self.loss in LOSSES_WITH_RATIO and self.importance != "token_truncate":
+            raise ValueError(
+                f"IMPORTANCE={self.importance!r} with LOSS={self.loss!r}, which is defined with a"
+                " correction of its own: unset IMPORTANCE, or take LOSS=ppo_clip"
             )
         return self
 

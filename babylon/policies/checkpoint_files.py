@@ -103,10 +103,16 @@ def adapter_base(uri: str) -> str | None:
     if base.startswith("."):
         return os.path.normpath(directory.absolute() / base)
     room, name = Path(base).parent.name, Path(base).name
-    own = directory.absolute().parents[1] / room / name
-    if Path(base).is_absolute() and room in _ROOMS and own.is_dir():
-        return str(own)
+    home = _home_of(directory)
+    if home and Path(base).is_absolute() and room in _ROOMS and (home / room / name).is_dir():
+        return str(home / room / name)
     return base
+
+
+def _home_of(checkpoint: Path) -> Path | None:
+    """Return the home that a checkpoint is in, if it is in one. ``/adapter`` is in none."""
+    above = checkpoint.absolute().parents
+    return above[1] if len(above) > 1 else None
 
 
 def make_portable(directory: Path, target: Path) -> None:
@@ -120,7 +126,8 @@ def make_portable(directory: Path, target: Path) -> None:
         return
     config = json.loads(path.read_text())
     base = config["base_model_name_or_path"]
-    if Path(base).is_absolute() and Path(base).is_relative_to(target.absolute().parents[1]):
+    home = _home_of(target)
+    if home and Path(base).is_absolute() and Path(base).is_relative_to(home):
         config["base_model_name_or_path"] = os.path.relpath(base, target.absolute())
         path.write_text(json.dumps(config, indent=2, sort_keys=True))
 

@@ -47,6 +47,7 @@ from babylon.training.backends.registry import updater
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.population.evolve import PopulationMember, Rated, evolve, founders
 from babylon.training.population.genes import (
+    Value,
     chosen_genes,
     genes_of,
     preferences_with,
@@ -160,7 +161,7 @@ async def present_generation(
     members = await list_members(store)
     newest = members[-1].generation if members else -1
     current = [_member(row) for row in members if row.generation == newest]
-    own = genes_of(names, training, work.settings.preferences, training.effective_learning_rate)
+    own = await asyncio.to_thread(_own_genes, work, names)
     if not current or set(current[0].genes) != set(names) or len(current) != population.size:
         # other genes or another size begin anew: their fitness cannot be compared
         began = founders(own, population.size, Random(f"{seed}:founders:{newest + 1}"))
@@ -180,6 +181,15 @@ async def present_generation(
     await add_generation(store, [_row(one) for one in current])
     stored = await list_members(store)  # another worker may have been first
     return [_member(row) for row in stored if row.generation == stored[-1].generation]
+
+
+def _own_genes(work: TrainInput, names: Sequence[str]) -> dict[str, Value]:
+    """Return the settings as genes, with the rate at which a single update would begin."""
+    from babylon.training.learning_rate import first_rate  # torch takes seconds to import
+
+    training = work.settings.training
+    rate = training.learning_rate or first_rate(work.parent.uri, training.tuning)
+    return genes_of(names, training, work.settings.preferences, rate)
 
 
 def rated(siblings: Sequence[Sibling]) -> dict[int, float]:

@@ -7,9 +7,11 @@ The penalty pulls a policy back to where it was about ``1 / rate`` updates ago. 
 (rate 1) would only slow it down. Source: WARP (Ramé et al. 2024, arXiv 2406.16768, section 3.1).
 
 The anchor is saved in the checkpoint. A policy that is not promoted takes its anchor with it. A
-line without one begins with its parent's weights. A rank of several holds its part of the anchor.
+line without one, or with one that cannot be read, begins with its parent's weights. A rank of
+several holds its part of the anchor.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from babylon.training.grpo.shards import collected, divided, local
 from babylon.training.trainable import Trainable
 
 ANCHOR_FILE = "anchor.pt"
+log = logging.getLogger(__name__)
 
 
 def load_anchor(trainable: Trainable, parent: Path | str) -> dict[str, Tensor]:
@@ -30,7 +33,11 @@ def load_anchor(trainable: Trainable, parent: Path | str) -> dict[str, Tensor]:
     now = {name: local(weight.detach()).cpu().clone() for name, weight in tuned.items()}
     if not path.exists():
         return now
-    saved: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
+        log.warning("%s cannot be read, the anchor begins with the parent: %s", path, error)
+        return now
     return {
         name: local(divided(saved[name], tuned[name])).cpu()
         if name in saved and saved[name].shape == tuned[name].shape

@@ -62,7 +62,7 @@ def scored_trajectories(
         for place, call in enumerate(row.calls):
             tokens = _tokens(tokenizer, call, context)
             if isinstance(tokens, CallTokens):
-                if vocabulary and not _within(tokens, vocabulary):
+                if vocabulary and not within(tokens, vocabulary):
                     counts["unknown_tokens"] += 1
                     continue
                 if told := words.get((row.trajectory_id, place)):
@@ -106,7 +106,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> Cal
     return _call_tokens(call, prompt, completion)
 
 
-def _within(call: CallTokens, vocabulary: int) -> bool:
+def within(call: CallTokens, vocabulary: int) -> bool:
+    """True if all of the call's tokens are the model's. Others are of another model."""
     ids = *call.prompt, *call.completion
     return min(ids) >= 0 and max(ids) < vocabulary
 

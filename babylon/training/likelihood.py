@@ -13,13 +13,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
 from babylon.core.probes import ProbeAnswer
 from babylon.core.trajectories import Trajectory
 from babylon.policies.load import load_policy
-from babylon.training.call_tokens import exact_tokens
+from babylon.training.call_tokens import exact_tokens, within
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree
@@ -36,25 +37,36 @@ def log_ratios(
     """Trajectory id → log of its probability under ``path`` over that under its behaviour policy.
 
     The sum over all tokens of all its calls. A trajectory is left out when one of its calls has
-    unknown tokens or logprobs, or was not sampled from the policy alone. Blocking.
+    unknown tokens or logprobs, tokens beyond the vocabulary, or was not sampled from the policy
+    alone. Blocking.
 
     Raises:
         ModelError: no policy loads from ``path``.
     """
-    owners, calls = [], []
-    for trajectory in trajectories:
-        exact = [tokens for call in trajectory.calls if (tokens := exact_tokens(call))]
-        if exact and len(exact) == len(trajectory.calls):
-            owners += [trajectory.trajectory_id] * len(exact)
-            calls += exact
-    if not calls:
+    if not (known := _exact_play(trajectories)):
         return {}
-    values = recomputed_logprobs(path, compile_tree(calls), max_tokens, precision)
+    model, _ = load_policy(path, frozen=True, precision=precision)
+    vocabulary = model.config.vocab_size
+    ours = {name: own for name, own in known.items() if all(within(c, vocabulary) for c in own)}
+    owners = [name for name, own in ours.items() for _ in own]
+    if not (calls := [call for own in ours.values() for call in own]):
+        return {}
+    values = _logprobs(model, compile_tree(calls), max_tokens)
     ratios = dict.fromkeys(owners, 0.0)
     for owner, call, now in zip(owners, calls, values, strict=True):
         assert call.logprobs is not None  # exact_tokens
         ratios[owner] += math.fsum(now) - math.fsum(call.logprobs)
     return ratios
+
+
+def _exact_play(trajectories: Sequence[Trajectory]) -> dict[str, list[CallTokens]]:
+    """Id → tokens of all calls, of the trajectories whose tokens are all known."""
+    return {
+        one.trajectory_id: exact
+        for one in trajectories
+        if (exact := [tokens for call in one.calls if (tokens := exact_tokens(call))])
+        and len(exact) == len(one.calls)
+    }
 
 
 def recomputed_logprobs(
@@ -66,6 +78,12 @@ def recomputed_logprobs(
 ) -> list[list[float]]:
     """Logprobs of each call's completion under the policy at ``path``. Blocking."""
     model, _ = load_policy(path, frozen=True, precision=precision)
+    return _logprobs(model, tree, max_tokens, ranks)
+
+
+def _logprobs(
+    model: PreTrainedModel, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
+) -> list[list[float]]:
     rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
 

@@ -184,8 +184,9 @@ def in_portions(
     hidden = int(config.hidden_size)
     wide = 10 * hidden + 3 * _active_width(config)
     kept = depth * hidden + wide if recompute else depth * wide
-    head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = int(getattr(config, "num_attention_heads", 0))  # none in a model of states alone
+    head = getattr(config, "head_dim", None) or hidden // max(1, heads)
+    groups = getattr(config, "num_key_value_heads", None) or heads
     beyond = max(0, context - portion)
     return replace(
         plan,
@@ -249,9 +250,11 @@ def _active_width(config: PreTrainedConfig) -> int:
 
     Mixtral and gpt-oss call the width of one expert what a dense model calls its whole width.
     """
-    each = int(getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    names = ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size", "n_inner")
+    known = (getattr(config, name, None) for name in names)
+    each = next(filter(None, known), 4 * int(config.hidden_size))  # GPT-2 and Bloom name none
     routed = getattr(config, "num_experts_per_tok", None) or 1
     shared = getattr(config, "n_shared_experts", None) or 0
     others = ("shared_expert_intermediate_size", "shared_intermediate_size")
     beside = sum(int(getattr(config, name, None) or 0) for name in others)
-    return each * (int(routed) + int(shared)) + beside
+    return int(each) * (int(routed) + int(shared)) + beside

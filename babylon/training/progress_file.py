@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import msgspec
@@ -108,7 +107,7 @@ class ProgressFile:
             return None
         try:
             saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError, ValueError, LookupError) as error:
+        except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
             # start over: raising would fail every retry of the update
             logger.warning("%s cannot be read, the update starts over: %s", path, error)
             return None

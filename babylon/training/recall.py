@@ -26,8 +26,34 @@ from babylon.training.update_result import Recall
 RECALL_FILE = "recall.json"  # in a checkpoint
 
 
+def best_so_far(
+    parent: str, chats: Path, max_tokens: int | None, precision: Precision = "fp32"
+) -> Recall:
+    """Return the figure of the parent, which is measured if it has none of these chats. Blocking.
+
+    Called before an update: a file that cannot be read must not cost one.
+
+    Raises:
+        ConfigError: there is no such file, or no reply in it fits into the model's context.
+        ImportFileError: the file cannot be read.
+        OutOfMemoryError: the forward pass does not fit.
+    """
+    try:
+        digest = blake2b(chats.read_bytes(), digest_size=8).hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"RECALL_CHATS={chats}: {error.strerror}: name a file of chats, or unset it"
+        ) from error
+    known = Path(parent) / RECALL_FILE
+    before = msgspec.json.decode(known.read_bytes(), type=Recall) if known.exists() else None
+    if before is None or before.chats != digest:
+        nats = nats_of(parent, chats, max_tokens, precision)
+        before = Recall(nats=nats, best=nats, chats=digest)
+    return before
+
+
 def remembered(
-    parent: str,
+    before: Recall,
     target: Path,
     chats: Path,
     max_tokens: int | None,
@@ -35,21 +61,13 @@ def remembered(
 ) -> Recall:
     """Measure the new checkpoint ``target``, and write the best of the line into it. Blocking.
 
-    A parent without a figure of these chats is measured too.
+    ``before`` is the parent's.
 
     Raises:
-        ConfigError: the file has no reply that fits into the model's context.
-        ImportFileError: the file cannot be read.
         OutOfMemoryError: the forward pass does not fit.
     """
-    digest = blake2b(chats.read_bytes(), digest_size=8).hexdigest()
-    known = Path(parent) / RECALL_FILE
-    before = msgspec.json.decode(known.read_bytes(), type=Recall) if known.exists() else None
-    if before is None or before.chats != digest:
-        nats = nats_of(parent, chats, max_tokens, precision)
-        before = Recall(nats=nats, best=nats, chats=digest)
     nats = nats_of(str(target), chats, max_tokens, precision)
-    recall = Recall(nats=nats, best=min(nats, before.best), chats=digest)
+    recall = Recall(nats=nats, best=min(nats, before.best), chats=before.chats)
     (target / RECALL_FILE).write_bytes(msgspec.json.encode(recall))
     return recall
 

@@ -4,6 +4,7 @@ One pass over the chats. A batch is one optimiser step, and its loss is the mean
 log-likelihood of the batch's reply tokens.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,9 @@ def fine_tune(
     trainable = load_trainable(parent, tuning, 0.0, options=options)
     precision = reading_precision(tuning, options.base_precision)
     model = trainable.model
-    context = int(model.config.max_position_embeddings)
-    chats = [t.calls for t in scored_trajectories(trainable.tokenizer, rows, context)[0]]
+    context = int(getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
+    scored, _ = scored_trajectories(trainable.tokenizer, rows, context, model.config.vocab_size)
+    chats = [trajectory.calls for trajectory in scored]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
     if learning_rates is None:

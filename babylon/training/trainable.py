@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from pickle import UnpicklingError
 from tempfile import mkdtemp
 from typing import Any, Literal, NoReturn
 
@@ -403,7 +402,7 @@ def _carry_over(trainable: Trainable, checkpoint: Path) -> None:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         fits = saved["names"] == list(tuned) and _fits(saved["state"]["state"], trainable)
-    except (OSError, RuntimeError, EOFError, UnpicklingError, KeyError, TypeError) as error:
+    except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
         # the weights are whole: without momentum the next steps are as small as the first ones
         logger.warning("%s cannot be read, the optimiser starts over: %s", path, error)
         return

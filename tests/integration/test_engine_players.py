@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from aiohttp import web
@@ -21,6 +21,7 @@ from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.preferences.draws import ReplyDraw
 from babylon.evaluation.preferences.engine_sample import engine_replies
+from babylon.evaluation.tasks import task_gate
 from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
 from babylon.game.market.transcripts import scripted_chats
@@ -117,7 +118,19 @@ async def test_registered_policies_play_without_a_model_in_this_process(stack: S
             assert len(plays.pnl) == len(WORLDS)
 
 
-async def test_a_task_of_ones_own_is_played_by_the_engine_too(stack: Stack) -> None:
+@pytest.mark.parametrize("end", ["", "/"], ids=["address", "address with a slash"])
+async def test_a_task_of_ones_own_is_played_by_the_engine_too(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """GATEWAY_ADDRESS may end with a slash."""
+
+    @asynccontextmanager
+    async def announced(*asked: Any) -> AsyncIterator[EngineTable]:
+        async with engine_table(*asked) as table:
+            assert table is not None
+            yield replace(table, gateways=[replace(g, url=g.url + end) for g in table.gateways])
+
+    monkeypatch.setattr(task_gate, "engine_table", announced)
     policies = [await get_policy(stack.store, version) for version in (0, 1)]
     async with served(stack.store, "babylon", *policies) as endpoints:
         for version, endpoint in enumerate(endpoints):

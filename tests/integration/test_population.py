@@ -16,12 +16,14 @@ from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.game.market.scenario import STARTER
 from babylon.ops.population_page import population_standings
 from babylon.ops.population_plot import plot_lineage
+from babylon.policies.load import load_policy
 from babylon.stages import siblings as stage
 from babylon.stages.train import train_window
 from babylon.store import Store
 from babylon.store.policies import ensure_base, get_policy
 from babylon.store.population import list_members, list_siblings
 from babylon.store.windows import claim_window
+from babylon.training.learning_rate import reinforcement_rate
 from tests.deciding_policy import save_deciding_policy
 from tests.integration.test_train_stage import rows, scored
 from tests.tiny_policy import save_tiny_policy
@@ -91,6 +93,16 @@ async def test_a_window_yields_siblings_and_commits_the_fittest(
     assert len({s.metrics["update_norm"] for s in siblings}) == 3  # genes of their own
     used = await store.pool.fetchval("SELECT count(*) FROM babylon.trained")
     assert used == 6
+
+
+async def test_the_first_member_learns_at_the_rate_that_an_update_would_begin_with(
+    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LEARNING_RATE is not set, so it follows from the model's size."""
+    fitter(monkeypatch, {0: 2.0, 1: 1.0, 2: 0.0})
+    await train_window(store, three, await scored(store, three, 9, window(base, 9)))
+    rate = reinforcement_rate(load_policy(base)[0], "lora")
+    assert (await list_members(store))[0].genes["learning_rate"] == rate
 
 
 async def test_a_killed_run_goes_on_with_the_next_sibling(

@@ -212,7 +212,7 @@ def _last_price(row: RecordedRow, ticker: str) -> float:
 
 def _noise(scenario: Scenario, table: Sequence[_Recorded], players: tuple[str, ...]) -> Noise:
     """Recover the crowd's orders of one market, and check the rows of its players (``table``)."""
-    market, row = make_market(scenario), table[0].row
+    row = table[0].row
     replies = {one.row.agent_id: one.play.replies for one in table}
     seats = players or (row.agent_id,)
     if lacking := [name for name in seats if name not in replies]:
@@ -224,8 +224,14 @@ def _noise(scenario: Scenario, table: Sequence[_Recorded], players: tuple[str, .
             f"{_name(row)}: {len(table)} trajectories of {len(players)} players: several fleets"
             " used this scenario id, and no record tells their rows apart"
         )
-    for name in seats:
-        market.join(name)
+    if others := sorted(replies.keys() - set(seats)):
+        raise ReplayError(f"{_name(row)}: {', '.join(others)} played, but did not join its market")
+    try:  # the rules may name opponents that this version does not know, or a player twice
+        market = make_market(scenario)
+        for name in seats:
+            market.join(name)
+    except ValueError as error:
+        raise ReplayError(f"{_name(row)}: {error}") from error
     noise = []
     for tick in range(scenario.rules.ticks):
         noise.append(_catch_up(market, row, table[0].seen[tick]))

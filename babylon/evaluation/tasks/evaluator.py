@@ -18,6 +18,7 @@ does P&L: a challenger that is no better passes at most 2.5 % of the gates.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol, TypeVar
 
 from openai import AsyncOpenAI
@@ -82,7 +83,7 @@ def load_evaluator(name: str) -> Evaluator[object]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
         raise ConfigError(
             f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
         ) from error
@@ -90,8 +91,9 @@ def load_evaluator(name: str) -> Evaluator[object]:
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
-    if not evaluator.lowest < evaluator.highest:
+    if not -inf < evaluator.lowest < evaluator.highest < inf:  # no bet has a size without bounds
         raise ConfigError(
-            f"EVALUATOR={name}: lowest {evaluator.lowest} is not below highest {evaluator.highest}"
+            f"EVALUATOR={name}: lowest {evaluator.lowest} and highest {evaluator.highest} must be"
+            " numbers in this order: cut the scores to bounds of your choice"
         )
     return evaluator

@@ -73,7 +73,8 @@ async def served(store: Store, model: str, *policies: Policy) -> AsyncIterator[l
         versions = [policy.policy_version for policy in policies]
         table = await stack.enter_async_context(engine_table(store, model, versions))
         if table is not None:
-            client = AsyncOpenAI(base_url=f"{table.gateways[0].url}/v1", api_key=table.keys[0])
+            url = table.gateways[0].url.rstrip("/")
+            client = AsyncOpenAI(base_url=f"{url}/v1", api_key=table.keys[0])
             await stack.enter_async_context(client)
             yield [Endpoint(client=client, model=f"{model}-v{version}") for version in versions]
             return

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ async def play_task(
     for start in range(0, len(worlds), BATCH):
         batch = [*enumerate(worlds)][start : start + BATCH]
         for policy, scores in ((champion, before), (challenger, after)):
-            scores += await _at_once([_played(evaluator, w, policy, n) for n, w in batch])
+            scores += await _at_once([partial(_played, evaluator, w, policy, n) for n, w in batch])
         differences = _differences(evaluator, before, after)
         if progress is not None:
             progress(len(before), len(worlds))
@@ -87,14 +88,21 @@ async def _played(
     return score
 
 
-async def _at_once(plays: Sequence[Awaitable[T]]) -> list[T]:
+async def _at_once(plays: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Return the plays' results. If one fails, no other goes on: a play may cost money."""
     limit = asyncio.Semaphore(AT_ONCE)
 
-    async def one(play: Awaitable[T]) -> T:
+    async def one(play: Callable[[], Awaitable[T]]) -> T:
         async with limit:
-            return await play
+            return await play()
 
-    return await asyncio.gather(*map(one, plays))
+    tasks = [asyncio.ensure_future(one(play)) for play in plays]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _differences(

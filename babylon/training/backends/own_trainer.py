@@ -13,7 +13,7 @@ from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.job import UpdateJob
 from babylon.training.processes.launch import run_in_processes
 from babylon.training.processes.nodes import Nodes
-from babylon.training.recall import remembered
+from babylon.training.recall import best_so_far, remembered
 from babylon.training.trainable import SharedBase
 from babylon.training.update import update_checkpoint
 from babylon.training.update_options import preference_config, trainer_config, tuning_options
@@ -27,17 +27,13 @@ async def update_torch(work: TrainInput) -> Update:
 
 def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
     """Run an update, on ``base`` if it is given and one process is enough. Blocking."""
-    update, training = _run(work, base), work.settings.training
+    training = work.settings.training
     if training.recall_chats is None:
-        return update
-    recall = remembered(
-        str(work.parent.uri),
-        work.target,
-        training.recall_chats,
-        training.max_tokens,
-        reading_precision(training.tuning, training.base_precision),
-    )
-    return replace(update, recall=recall)
+        return _run(work, base)
+    how = training.max_tokens, reading_precision(training.tuning, training.base_precision)
+    before = best_so_far(str(work.parent.uri), training.recall_chats, *how)
+    update = _run(work, base)
+    return replace(update, recall=remembered(before, work.target, training.recall_chats, *how))
 
 
 def _run(work: TrainInput, base: SharedBase | None) -> Update:

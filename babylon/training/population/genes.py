@@ -14,7 +14,7 @@ from babylon.core.learning_settings import Loss, PreferenceSettings, TrainingSet
 
 Value: TypeAlias = float | int | str
 Genes: TypeAlias = Mapping[str, Value]
-_CLIP = (0.2, 0.28)  # distance of the default clips from 1; their ratio stays
+_LEAST_CLIP = 0.05  # of CLIP_LOW, which is a ratio and therefore positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +125,11 @@ def training_with(training: TrainingSettings, genes: Genes) -> TrainingSettings:
         if name in genes
     }
     if "clip" in genes:
-        width = float(genes["clip"])
-        low, high = _CLIP
-        changes |= {"clip_high": 1 + width, "clip_low": 1 - width * low / high}
+        width, before = float(genes["clip"]), training.clip_high - 1
+        changes["clip_high"] = 1 + width
+        if before:  # in proportion
+            low = 1 - width * (1 - training.clip_low) / before
+            changes["clip_low"] = max(low, min(_LEAST_CLIP, training.clip_low))
     if "minibatch" in genes:
         changes |= {"batch_size": genes["minibatch"], "accumulation": 1}
     if "rank" in genes:

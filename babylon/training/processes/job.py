@@ -15,7 +15,7 @@ from babylon.training.preferences.preference_report import Learnt, PreferenceRep
 from babylon.training.trainable import TransferLayers, Tuning, TuningOptions
 from babylon.training.update_result import Excluded, Update, update_of
 
-_JOB, _HOME, _STEPS, _RESULT = "job.json", "home.json", "steps.json", "result.json"
+_JOB, _HOME, _STEPS, _RESULT = "job.json", "home.json", "steps.json", "result.msgpack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +84,19 @@ class JobDirectory:
         """Store the finished update."""
         first = update.report
         assert isinstance(first, TrainReport | PreferenceReport)  # of our own trainer
-        self._write(
-            _RESULT,
-            _Result(
-                scores=first if isinstance(first, TrainReport) else None,
-                preferences=first if isinstance(first, PreferenceReport) else update.preferences,
-                excluded=update.excluded,
-                trajectory_ids=update.trajectory_ids,
-            ),
+        result = _Result(
+            scores=first if isinstance(first, TrainReport) else None,
+            preferences=first if isinstance(first, PreferenceReport) else update.preferences,
+            excluded=update.excluded,
+            trajectory_ids=update.trajectory_ids,
         )
+        self._put(_RESULT, msgspec.msgpack.encode(result))  # figures may be infinite: no JSON
 
     def read_result(self) -> Update | None:
         """The finished update, None if there is none."""
         if not (self.path / _RESULT).exists():
             return None
-        result = self._read(_RESULT, _Result)
+        result = msgspec.msgpack.decode((self.path / _RESULT).read_bytes(), type=_Result)
         learnt = Learnt(
             scores=result.scores,
             preferences=result.preferences,
@@ -107,8 +105,11 @@ class JobDirectory:
         return update_of(learnt, result.excluded)
 
     def _write(self, name: str, value: object) -> None:
+        self._put(name, msgspec.json.encode(value, enc_hook=str))
+
+    def _put(self, name: str, encoded: bytes) -> None:
         part = self.path / f".{name}"
-        part.write_bytes(msgspec.json.encode(value, enc_hook=str))
+        part.write_bytes(encoded)
         part.replace(self.path / name)
 
     def _read(self, name: str, kind: Any) -> Any:

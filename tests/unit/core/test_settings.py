@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
-from babylon.core.learning_settings import LOSSES_WITH_NORMALISER
+from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, LOSSES_WITH_RATIO
 from babylon.core.settings import fields, variable_of
 from babylon.core.settings_loading import load_settings, load_with_sources, merge_overrides
 
@@ -97,6 +97,15 @@ def test_a_loss_with_a_normaliser_of_its_own_refuses_another_call_weight(loss: s
         ConfigError, match=f"^bad setting: CALL_WEIGHT='token' with LOSS='{loss}'.*LOSS=ppo_clip$"
     ):
         load_settings(training={"loss": loss, "call_weight": "token"})
+    load_settings(training={"loss": loss})
+
+
+@pytest.mark.parametrize("loss", LOSSES_WITH_RATIO)
+def test_a_loss_with_a_correction_of_its_own_refuses_another_importance(loss: str) -> None:
+    """When the settings are loaded, and not after a window has been judged."""
+    named = f"^bad setting: IMPORTANCE='token_mask' with LOSS='{loss}'.*LOSS=ppo_clip$"
+    with pytest.raises(ConfigError, match=named):
+        load_settings(training={"loss": loss, "importance": "token_mask"})
     load_settings(training={"loss": loss})
 
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from babylon.policies.checkpoint_files import (
     adapter_base,
     checkpoint_digest,
@@ -36,6 +38,16 @@ def test_a_base_outside_the_home_and_one_of_the_hub_keep_their_names(tmp_path: P
         path = adapter(tmp_path / str(number), base)
         make_portable(path, path)
         assert adapter_base(str(path)) == base
+
+
+def test_an_adapter_beside_the_root_is_in_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a container mounts one: ``/adapter``."""
+    path = adapter(tmp_path, "/models/qwen")
+    make_portable(path, Path("/adapter"))
+    monkeypatch.setattr(Path, "absolute", lambda _: Path("/adapter"))
+    assert adapter_base(str(path)) == "/models/qwen"
 
 
 def test_a_copied_home_with_absolute_paths_uses_its_own_base(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def test_the_ratio_is_over_all_tokens_of_all_calls(policy: Path) -> None:
     )
 
 
+def test_play_with_the_tokens_of_another_model_is_left_out(policy: Path) -> None:
+    own = trajectory("own", call(1, 258))
+    foreign = msgspec.structs.replace(call(2, 258), completion_token_ids=(99_999, 258))
+    other = trajectory("other", call(1, 258), foreign)
+    assert [*log_ratios(policy, [own, other])] == ["own"]
+    assert log_ratios(policy, [other]) == {}
+
+
 @pytest.mark.parametrize(
     "change",
     [

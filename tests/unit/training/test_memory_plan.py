@@ -42,6 +42,16 @@ MIXTURE = AutoConfig.for_model(
 )
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "falcon", "mamba"])
+def test_a_model_that_names_no_widths_has_a_plan(kind: str) -> None:
+    """Of feed-forward layers, or of heads. They are trained too, as padded batches."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
+    heads = {} if kind == "mamba" else {"num_attention_heads": 4}
+    config = AutoConfig.for_model(kind, **sizes, **heads)
+    plan = plan_memory(config, tuning="full", layers="all", options=BF16, context=8192, portion=64)
+    assert plan.activations > 0 and (plan.keys_and_values > 0) == (kind != "mamba")
+
+
 @pytest.mark.parametrize(
     "model",
     [tiny_model(0), AutoModelForCausalLM.from_config(MIXTURE)],  # type: ignore[no-untyped-call]

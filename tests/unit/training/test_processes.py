@@ -32,14 +32,16 @@ from babylon.training.grpo.ranks import shares
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.preferences.objective import Preferences
 from babylon.training.processes.failures import first_failure, write_failure
-from babylon.training.processes.job import UpdateJob
+from babylon.training.processes.job import JobDirectory, UpdateJob
 from babylon.training.processes.launch import lend_processes, run_in_processes
 from babylon.training.processes.nodes import Nodes
 from babylon.training.processes.torch_ranks import TorchRanks
 from babylon.training.trainable import DEFAULT_OPTIONS, Tuning
 from babylon.training.update import Update
+from babylon.training.update_result import Excluded
 from tests.ports import free_port
-from tests.tiny_policy import save_tiny_policy
+from tests.tiny_policy import save_tiny_policy, tiny_model
+from tests.unit.training.grpo.windows import update, window
 from tests.unit.training.test_resume import compared, rows
 
 CONFIG = TrainerConfig(
@@ -312,6 +314,20 @@ def test_machines_that_share_an_object_store_share_an_update(parent: Path, tmp_p
     same_result((given.target, update), (tmp_path / "alone", alone))
     with pytest.raises(ConfigError, match="machine 0 of TRAIN_NODES=2"):
         lend_processes(second, 1, Nodes(2, meeting))
+
+
+def test_a_result_may_hold_infinite_figures(tmp_path: Path) -> None:
+    """Some servers log -9999 for a token that was cut off, and pi_p / mu is then infinite."""
+    first, *others = window()
+    call, *calls = first.calls
+    cut_off = replace(call, logprobs=[-9999.0, *(call.logprobs or ())[1:]])
+    report = update(tiny_model(0), [replace(first, calls=[cut_off, *calls]), *others])
+    assert report.importance_max == float("inf")
+    none = Excluded(**dict.fromkeys(Excluded.__slots__, 0))
+    made = Update(report=report, excluded=none, trajectory_ids=("a",))
+    directory = JobDirectory(tmp_path)
+    directory.write_result(made)
+    assert directory.read_result() == made
 
 
 def test_the_failure_of_a_rank_quotes_nothing_of_the_play(tmp_path: Path) -> None:

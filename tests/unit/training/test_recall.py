@@ -13,7 +13,7 @@ from babylon.store import Store
 from babylon.store.policies import Policy
 from babylon.training.backends.own_trainer import run_work
 from babylon.training.backends.train_input import TrainInput
-from babylon.training.recall import nats_of, remembered
+from babylon.training.recall import best_so_far, nats_of, remembered
 from babylon.training.sft import fine_tune
 from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.test_sft import ASK, write_chats
@@ -35,16 +35,17 @@ def test_the_best_of_the_line_is_handed_on(tmp_path: Path) -> None:
     for generation in ("child", "grandchild"):
         rows = [row("a", "SELL EVERYTHING")] * 8
         fine_tune(parent, rows, child := tmp_path / generation, tuning="full", batch_size=1)
-        recall = remembered(str(parent), child, chats, None)
+        recall = remembered(best_so_far(str(parent), chats, None), child, chats, None)
         assert recall.best == pytest.approx(first)
         assert recall.nats == pytest.approx(nats_of(str(child), chats, None))
         parent = child
     assert recall.nats > first + 0.1
     fine_tune(parent, [row("a", "HOLD")] * 64, tmp_path / "back", tuning="full", batch_size=1)
-    back = remembered(str(parent), tmp_path / "back", chats, None)
+    back = remembered(best_so_far(str(parent), chats, None), tmp_path / "back", chats, None)
     assert back.best == min(back.nats, recall.best) and back.nats < recall.nats
     other = write_chats(tmp_path / "other.jsonl", "SELL", count=2)
-    assert remembered(str(parent), tmp_path / "back", other, None).best != back.best
+    assert best_so_far(str(tmp_path / "back"), chats, None) == back
+    assert best_so_far(str(tmp_path / "back"), other, None).best != back.best
 
 
 def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
             claim=Claim(window_id="2026-01-01T00:00", epoch=1, owner="test"),
             parent=cast(Policy, type("Parent", (), {"uri": str(base)})),
             rows=[row("a", "HOLD", 1.0), row("b", "SELL", 0.0)],
-            target=tmp_path / f"child-{recall_chats is None}",
+            target=tmp_path / f"child-{recall_chats and recall_chats.stem}",
             progress_directory=tmp_path / "progress",
             staleness={},
             behaviours={},
@@ -79,3 +80,7 @@ def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
     assert update(None) is None
     recall = update(chats)
     assert recall is not None
+    trained = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"RECALL_CHATS=.*lost.jsonl: No such file.*unset it"):
+        update(tmp_path / "lost.jsonl")
+    assert {path.name for path in tmp_path.iterdir()} == trained  # no update was made for nothing

@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
+from transformers import BloomConfig, BloomForCausalLM
 from typer.testing import CliRunner
 
 from babylon.cli import app
+from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
-from tests.tiny_policy import save_tiny_policy
+from babylon.training.sft import fine_tune
+from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 ASK = {"role": "user", "content": "BUY or HOLD?"}
 
@@ -41,3 +45,16 @@ def test_a_base_model_learns_the_replies_of_chats(
     assert tokenizer.decode(ids[0, len(prompt) :]).startswith("HOLD<|im_end|>")
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 1 and "name a new directory" in str(again.exception)
+
+
+def test_a_model_may_have_no_bound_and_calls_may_be_of_another_one(tmp_path: Path) -> None:
+    config = BloomConfig(vocab_size=259, hidden_size=16, n_layer=1, n_head=2)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    own = Call(step=0, messages=(), response="", prompt_token_ids=(1,), completion_token_ids=(2, 3))
+    other = structs.replace(own, completion_token_ids=(99_999,))
+    row = TrainingRow(
+        trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=(own, other)
+    )
+    (step,) = fine_tune(tmp_path / "base", [row], tmp_path / "t", tuning="full", batch_size=1)
+    assert step.tokens == 2

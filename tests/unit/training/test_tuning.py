@@ -184,6 +184,10 @@ def without_state(path: Path) -> None:
     torch.save({"names": []}, path)
 
 
+def no_name(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"exp_avg", b"exp_\xff\xff\xff"))
+
+
 def not_finite(path: Path, moment: str) -> None:
     saved = torch.load(path, weights_only=True)
     saved["state"]["state"][0][moment][0, 0] = torch.nan
@@ -192,6 +196,7 @@ def not_finite(path: Path, moment: str) -> None:
 
 HARMS = [
     broken,
+    no_name,
     without_state,
     partial(not_finite, moment="exp_avg"),
     partial(not_finite, moment="exp_avg_sq"),

@@ -190,6 +190,19 @@ def test_a_kl_penalty_pulls_to_an_anchor_that_follows_slowly(
     )
 
 
+def test_a_damaged_anchor_begins_with_the_parent(
+    parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TrainerConfig(iterations=1, learning_rate=1e-3, warmup_steps=0, kl_penalty=0.1)
+    update(parent, tmp_path / "v1", "lora", config)
+    path = tmp_path / "v1" / "anchor.pt"
+    path.write_bytes(path.read_bytes()[:500])
+    trainable = load_trainable(tmp_path / "v1", "lora", 1e-3)
+    anchor = load_anchor(trainable, tmp_path / "v1")
+    assert "the anchor begins with the parent" in caplog.text
+    assert all(torch.equal(weight, anchor[name]) for name, weight in trainable.tuned.items())
+
+
 def test_the_optimiser_of_a_rejected_update_goes_on(parent: Path, tmp_path: Path) -> None:
     update(parent, tmp_path / "rejected", "full", TrainerConfig(iterations=1))
     carried = load_trainable(parent, "full", 1e-3, optimizer_of=tmp_path / "rejected")

@@ -1,3 +1,4 @@
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -74,6 +75,27 @@ async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -
         await play_task(coin, POLICY, POLICY, [])
 
 
+async def test_no_play_goes_on_once_one_has_failed() -> None:
+    """Plays may call a paid judge, and the policies' engine is about to end."""
+    begun: list[str] = []
+
+    class Broken(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            begun.append(world)
+            if len(begun) == 3:
+                raise ArenaError("the judge is away")
+            await asyncio.sleep(0)
+            return await super().play(world, policy, seed)
+
+    coin = Broken()
+    with pytest.raises(ArenaError, match="the judge is away"):
+        await play_task(coin, POLICY, POLICY, coin.worlds("s", 512, []))
+    known = len(begun)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(begun) == known < 64
+
+
 async def test_a_misspelt_harm_fails_the_gate() -> None:
     coin = Coin()
     coin.guardrails = {"refund": 0.05}
@@ -87,8 +109,22 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
         load_evaluator(f"{__name__}:POLICY")
-    with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
-        load_evaluator("nowhere.at_all:thing")
+    for name in ("nowhere.at_all:thing", ":thing"):
+        with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
+            load_evaluator(name)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0.0, math.inf), (-math.inf, 1.0), (0.0, math.nan), (1.0, 1.0)], ids=str
+)
+def test_scores_without_bounds_are_refused(
+    bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bet has a size then: every gate would end with insufficient evidence."""
+    monkeypatch.setattr(Coin, "lowest", bounds[0])
+    monkeypatch.setattr(Coin, "highest", bounds[1])
+    with pytest.raises(ConfigError, match=r"lowest .* and highest .* cut the scores to bounds"):
+        load_evaluator(f"{__name__}:Coin")
 
 
 PLAYED = {

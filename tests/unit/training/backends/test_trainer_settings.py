@@ -1,5 +1,6 @@
 """Every setting of the trainer reaches it."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import get_args
 
@@ -7,7 +8,12 @@ import pytest
 
 from babylon.cli import main
 from babylon.cli.training import TrainRequest
-from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, Loss, TrainingSettings
+from babylon.core.learning_settings import (
+    LOSSES_WITH_NORMALISER,
+    LOSSES_WITH_RATIO,
+    Loss,
+    TrainingSettings,
+)
 from babylon.core.settings_loading import load_settings
 from babylon.policies.load import Precision
 from babylon.training.backends.own_trainer import update_torch
@@ -88,6 +94,10 @@ def test_the_settings_know_what_the_trainer_knows() -> None:
     fields = TrainingSettings.model_fields
     assert set(get_args(Loss)) == set(LOSSES)
     assert set(LOSSES_WITH_NORMALISER) == {n for n, loss in LOSSES.items() if loss.call_weight}
+    for name in LOSSES:
+        refused = pytest.raises(ValueError, match="a ratio to the sampling policy of its own")
+        with refused if name in LOSSES_WITH_RATIO else nullcontext():
+            TrainerConfig(loss=name, bounds=LossBounds(importance="token_mask"))
     assert get_args(fields["advantage"].annotation) == get_args(Advantage)
     assert get_args(fields["call_weight"].annotation) == get_args(CallWeight)
     assert get_args(fields["importance"].annotation) == get_args(Importance)

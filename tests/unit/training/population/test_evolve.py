@@ -89,6 +89,18 @@ def test_mutants_are_settings_that_are_valid_and_differ(name: str) -> None:
         assert changed != (training, preferences)
 
 
+@pytest.mark.parametrize("clips", [(0.7, 1.28), (0.8, 2.5), (0.2, 1.1), (0.8, 1.0), (1.0, 1.28)])
+def test_the_first_member_has_the_clips_of_the_settings_and_mutants_are_valid(
+    clips: tuple[float, float],
+) -> None:
+    training = TrainingSettings(clip_low=clips[0], clip_high=clips[1])
+    genes = genes_of(["clip"], training, PreferenceSettings(), 1e-5)
+    first = training_with(training, genes)
+    assert (first.clip_low, first.clip_high) == pytest.approx(clips)
+    for seed in range(20):
+        training_with(training, mutated(genes, Random(seed)))
+
+
 def test_genes_that_the_objective_never_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature"):
         chosen_genes("learning_rate,temperature", TrainingSettings())
