@@ -158,12 +158,13 @@ def _trace_step(step: Row | None, calls: list[Call]) -> TraceStep:
     known = [(index, tokens) for index, call in enumerate(calls) if (tokens := _tokens(call))]
     more: dict[str, Any] = {}
     if step is not None:
-        result = step["result_json"]
+        result, error = step["result_json"], step["error"]
         more["action"] = {
             "actionType": step["action_type"],
             "success": step["success"],
             "parameters": msgspec.json.decode(step["parameters_json"] or "{}"),
             **({"result": msgspec.json.decode(result)} if result else {}),
+            **({"error": error} if error else {}),
         }
         more |= {"at": step["at"], "reward": step["reward"] or 0.0}
     return TraceStep(calls=tuple(map(_llm_call, calls)), tokens=dict(known), **more)
