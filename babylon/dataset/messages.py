@@ -15,7 +15,7 @@ _NAMES = ("tool_calls", "tool_call_id", "reasoning")
 
 def message_column(message: Message) -> dict[str, Any]:
     """Return the message as ``schema.MESSAGE``."""
-    if message.keys() == _PLAIN and isinstance(message["content"], str):
+    if message.keys() == _PLAIN and all(isinstance(one, str) for one in message.values()):
         return message
     content = message.get("content")
     column: dict[str, Any] = {

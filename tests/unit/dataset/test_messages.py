@@ -1,9 +1,11 @@
 """Messages as columns: every message comes back as it was sent."""
 
+import pyarrow as pa
 import pytest
 
 from babylon.core.trajectories import Call
 from babylon.dataset.messages import call_column, call_of, message_column, message_of
+from babylon.dataset.schema import MESSAGE
 
 CALL = {"id": "1", "type": "function", "function": {"name": "buy", "arguments": '{"n":1}'}}
 
@@ -17,6 +19,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "buy", "arguments": 
         ({"role": "assistant", "content": "ok", "reasoning": "because"}, False),
         ({"role": "user", "content": [{"type": "text", "text": "a"}]}, True),
         ({"role": "user", "content": "x", "name": "bob"}, True),
+        ({"role": 5, "content": "x"}, True),  # the game's log may hold anything
         ({"role": "assistant", "tool_calls": [CALL]}, True),  # without the key content
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, True),
         ({"role": "assistant", "content": "x", "tool_calls": None}, True),
@@ -26,6 +29,7 @@ def test_a_message_comes_back_as_it_was(message: dict[str, object], is_raw: bool
     column = message_column(message)
     assert message_of(column) == message
     assert bool(column.get("raw_json")) == is_raw
+    assert pa.array([column], MESSAGE).to_pylist()[0]["content"] == column["content"]
 
 
 def test_a_call_comes_back_as_it_was() -> None:
