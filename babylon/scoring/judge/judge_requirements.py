@@ -42,7 +42,8 @@ def require_art_judge(judge: JudgeSettings) -> None:
     """Check the settings of ``art-ruler``.
 
     Raises:
-        ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
+        ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing; a budget is set, which
+            ART's requests would not keep.
     """
     if judge.model is None:
         raise ConfigError(
@@ -51,6 +52,13 @@ def require_art_judge(judge: JudgeSettings) -> None:
         )
     load_rubric(judge.rubric)
     _require_key(judge)
+    limits = (judge.window_tokens, judge.window_usd, judge.day_tokens, judge.day_usd)
+    if any(limit is not None for limit in limits):
+        raise ConfigError(
+            "art-ruler: ART keeps no account of its requests, so that no budget holds: unset"
+            " JUDGE_WINDOW_TOKENS, JUDGE_WINDOW_USD, JUDGE_DAY_TOKENS and JUDGE_DAY_USD, or choose"
+            " the scorer ruler"
+        )
 
 
 def _require_key(judge: JudgeSettings) -> None:
