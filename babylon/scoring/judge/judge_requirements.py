@@ -1,5 +1,6 @@
 """Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
+from babylon.core.discretion import shown_url
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.judgment import load_rubric
@@ -19,7 +20,7 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
     if judge.model is None and judge.model_path is None:
         raise ConfigError(
             f"scorer {scorer!r} needs a judge: set JUDGE_MODEL to a model of the server at"
-            f" JUDGE_BASE_URL ({judge.base_url}), or JUDGE_MODEL_PATH to a checkpoint"
+            f" JUDGE_BASE_URL ({shown_url(judge.base_url)}), or JUDGE_MODEL_PATH to a checkpoint"
             " directory; --scorer heuristic needs no judge"
         )
     if judge.model is not None and judge.model_path is not None:
@@ -48,7 +49,7 @@ def require_art_judge(judge: JudgeSettings) -> None:
     if judge.model is None:
         raise ConfigError(
             "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({judge.base_url}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
+            f" ({shown_url(judge.base_url)}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
         )
     load_rubric(judge.rubric)
     _require_key(judge)
@@ -64,7 +65,7 @@ def require_art_judge(judge: JudgeSettings) -> None:
 def _require_key(judge: JudgeSettings) -> None:
     if _OPENAI in judge.base_url and judge.api_key is None:
         raise ConfigError(
-            f"judge: {judge.base_url} needs a key: set OPENAI_API_KEY, or set"
+            f"judge: {shown_url(judge.base_url)} needs a key: set OPENAI_API_KEY, or set"
             " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 

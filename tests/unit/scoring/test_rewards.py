@@ -207,6 +207,22 @@ SERVED = {"model": "m", "base_url": "http://x/v1"}
 
 
 @pytest.mark.parametrize(
+    ("scorer", "changes"),
+    [
+        ("ruler", {"model": None}),
+        ("art-ruler", {"model": None}),
+        ("ruler", {"base_url": "https://me:hunter22@api.openai.com/v1"}),
+        ("ruler", {"window_usd": 1, "panel": "b@http://me:hunter22@y/v1?key=hunter22"}),
+    ],
+)
+def test_an_address_with_a_password_is_shown_without_it(scorer, changes):
+    judge = JudgeSettings(**{**SERVED, "base_url": "http://me:hunter22@x/v1", **changes})
+    with pytest.raises(ConfigError) as refused:
+        require_scorer(scorer, judge)
+    assert "hunter22" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("chosen", "message"),
     [
         ({"scoring": {"scorer": "ruler"}}, "scorer 'ruler' needs a judge: set JUDGE_MODEL"),
