@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from prefect.blocks.core import Block
-from pydantic import HttpUrl
+from pydantic import HttpUrl, SecretStr
 
 from babylon.blocks.form import Overrides
 from babylon.core.errors import ConfigError
@@ -29,7 +29,8 @@ class SettingsBlock(Block):
         places = {variable_of(field): (group, name) for group, name, field in fields()}
         found: dict[str, dict[str, Any]] = {}
         for own, variable in self.variables.items():
-            if (value := getattr(self, own)) is None:
+            # A text that a person cleared in the UI is empty, and not missing.
+            if (value := getattr(self, own)) in (None, "", SecretStr("")):
                 continue
             if variable not in places:
                 raise ConfigError(f"{type(self).__name__}: this version has no setting {variable}")

@@ -154,7 +154,7 @@ def _cell(value: Any) -> str | Text:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.3g}" if abs(value) < 999.5 else f"{value:,.0f}"  # not 1e+03
     return str(value)
 
 

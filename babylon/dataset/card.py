@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
-from babylon.dataset.schema import PERFORMANCE, SCHEMAS, TRAJECTORIES
+from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCHEMAS, TRAJECTORIES
 from babylon.dataset.table_file import SPLITS, split_of
 from babylon.store.published import PublishedFile
 
@@ -47,13 +47,16 @@ def render(files: Sequence[PublishedFile], publish: PublishSettings, *, plot: bo
     present = _present(files)
     splits = present.get(TRAJECTORIES) or list(SPLITS[:1])
     repository = publish.repository
+    place = repository or _PLACE
+    load = f'outcomes = load_dataset("{place}", "{OUTCOMES}", split="{splits[0]}")\n'
     template = resources("babylon.dataset").joinpath("card_template.md").read_text("utf-8")
     body = Template(template).substitute(
         title=(repository or "babylon/dataset").partition("/")[2],
-        place=repository or _PLACE,
+        place=place,
         files=f"hf://datasets/{repository}" if repository else _PLACE,
         split=splits[0],
-        other="outcomes",
+        # A game need not write any, and a split of them may be empty.
+        outcomes=load if splits[0] in present.get(OUTCOMES, ()) else "",
         counts=_counts(files),
         plot=f"![Mean profit of the plays by window]({PLOT})" if plot else "",
         tables=_tables(files),

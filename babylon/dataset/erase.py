@@ -31,6 +31,7 @@ from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
     list_published,
+    other_repositories,
     policies_of,
     publishing,
     read_withheld,
@@ -55,7 +56,8 @@ class NothingToEraseError(BabylonError):
 class Erasure:
     """The files that tell of a name, the policies that learnt from it, and what to do.
 
-    ``files`` are published; ``unpublished`` are files of this home that no repository has.
+    ``files`` are published in ``PUBLISH_TO``; ``unpublished`` are files of this home that it lacks.
+    ``elsewhere``: other repositories that hold it, from a time when ``PUBLISH_TO`` named them.
     ``policies``: version → ``trained`` on it, or ``descendant`` of such a policy. ``models``: those
     that were published, as ``repository@tag``. ``applied``: they are rewritten. ``revision``:
     the commit without it, empty if nothing was changed on the hub.
@@ -68,6 +70,7 @@ class Erasure:
     policies: dict[int, str]
     models: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     applied: bool = False
     revision: str = ""
     squashed: bool = False
@@ -80,6 +83,8 @@ class Erasure:
             told.append(f"{holding} files hold it: add --apply to rewrite them")
         if self.files and not self.squashed:
             told.append("Old revisions keep it until the history is squashed: add --squash.")
+        for repository in self.elsewhere:
+            told.append(f"{repository} holds it too: run this again with PUBLISH_TO={repository}.")
         for version, how in self.policies.items():
             told.append(
                 f"Policy {version} {'learnt from it' if how == 'trained' else 'descends from one'}:"
@@ -129,7 +134,11 @@ async def _erase(
     published = await list_published(store, publish.repository or "")
     trajectories = await _trajectories(store, publish, published, kind, name)
     withheld = await read_withheld(store)
-    known = trajectories or any(name in file.agents for file in published)
+    agents = {name} if kind == "agent" else set()
+    elsewhere = await other_repositories(
+        store, publish.repository or "", [*agents], [*trajectories, *({name} - agents)]
+    )
+    known = trajectories or elsewhere or any(name in file.agents for file in published)
     if not known and name not in withheld.agents | withheld.trajectories:
         raise NothingToEraseError(
             f"no {kind} {name!r} was recorded or published: see the names in `babylon windows show`"
@@ -146,7 +155,6 @@ async def _erase(
         if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
     ]
     policies = await policies_of(store, sorted(trajectories))
-    agents = {name} if kind == "agent" else set()
     paths = {file.path for file in published}
     unpublished = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
     models = await models_with(store, sorted(policies))
@@ -158,6 +166,7 @@ async def _erase(
         policies=policies,
         models=tuple(f"{repository}@policy-{version}" for repository, version in models),
         unpublished=tuple(path for path, _ in unpublished),
+        elsewhere=tuple(elsewhere),
     )
     if not apply:
         return found

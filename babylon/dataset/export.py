@@ -27,7 +27,7 @@ from babylon.dataset.messages import call_of
 from babylon.dataset.rows import read_rows
 from babylon.formats.atif import write_atif
 from babylon.formats.export_files import open_new
-from babylon.formats.trace import Tokens, Trace, TraceStep
+from babylon.formats.trace import Tokens, Trace, TraceStep, recorded_action
 
 Row = dict[str, Any]
 Lines = Iterator[JsonObject]
@@ -158,13 +158,16 @@ def _trace_step(step: Row | None, calls: list[Call]) -> TraceStep:
     known = [(index, tokens) for index, call in enumerate(calls) if (tokens := _tokens(call))]
     more: dict[str, Any] = {}
     if step is not None:
-        result = step["result_json"]
-        more["action"] = {
-            "actionType": step["action_type"],
-            "success": step["success"],
-            "parameters": msgspec.json.decode(step["parameters_json"] or "{}"),
-            **({"result": msgspec.json.decode(result)} if result else {}),
-        }
+        result, error = step["result_json"], step["error"]
+        more["action"] = recorded_action(
+            {
+                "actionType": step["action_type"],
+                "success": step["success"],
+                "parameters": msgspec.json.decode(step["parameters_json"] or "{}"),
+                **({"result": msgspec.json.decode(result)} if result else {}),
+                **({"error": error} if error else {}),
+            }
+        )
         more |= {"at": step["at"], "reward": step["reward"] or 0.0}
     return TraceStep(calls=tuple(map(_llm_call, calls)), tokens=dict(known), **more)
 

@@ -15,7 +15,7 @@ _NAMES = ("tool_calls", "tool_call_id", "reasoning")
 
 def message_column(message: Message) -> dict[str, Any]:
     """Return the message as ``schema.MESSAGE``."""
-    if message.keys() == _PLAIN and isinstance(message["content"], str):
+    if message.keys() == _PLAIN and all(isinstance(one, str) for one in message.values()):
         return message
     content = message.get("content")
     column: dict[str, Any] = {
@@ -44,9 +44,12 @@ def _is_tool_call(call: object) -> bool:
 
 
 def message_of(column: Mapping[str, Any]) -> Message:
-    """Return the message that was sent."""
-    if raw := column.get("raw_json"):
-        message: Message = msgspec.json.decode(raw)
+    """Return the message that was sent.
+
+    Scrubbing may have replaced ``raw_json`` by the name of a rule: then its role and text are left.
+    """
+    raw = column.get("raw_json")
+    if raw and isinstance(message := msgspec.json.decode(raw), dict):
         return message
     more = {name: column[name] for name in _NAMES if column.get(name) is not None}
     return {"role": column["role"], "content": column["content"], **more}
@@ -72,7 +75,7 @@ def call_column(call: Call) -> dict[str, Any]:
 def call_of(column: Mapping[str, Any]) -> Call:
     """Return the call that ``call_column`` wrote."""
     answer = message_of(column["completion"][0])
-    tools = column["tools_json"]
+    tools = msgspec.json.decode(column["tools_json"] or "[]")
     ids = {
         name: None if column[name] is None else tuple(column[name])
         for name in ("prompt_token_ids", "completion_token_ids", "logprobs")
@@ -85,7 +88,7 @@ def call_of(column: Mapping[str, Any]) -> Call:
         top_p=column["top_p"],
         policy_version=column["policy_version"],
         untrainable=column["untrainable"],
-        tools=msgspec.json.decode(tools, type=tuple[JsonObject, ...]) if tools else (),
+        tools=tuple(tools) if isinstance(tools, list) else (),  # scrubbed whole
         tool_calls=msgspec.convert(answer.get("tool_calls") or (), tuple[JsonObject, ...]),
         reasoning=msgspec.convert(answer.get("reasoning"), str | None),
         **ids,

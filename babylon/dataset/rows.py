@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from babylon.core.errors import ConfigError
@@ -33,10 +34,16 @@ def read_rows(place: Path, columns: list[str] | None = None) -> Iterator[dict[st
     """Yield the trajectories of a dataset, in the order of their windows.
 
     Raises:
-        ConfigError: there is no file.
+        ConfigError: there is no file, or one that holds no trajectories.
     """
     for file in trajectory_files(place):
-        for batch in pq.ParquetFile(file).iter_batches(_PORTION, columns=columns):
+        try:
+            table = pq.ParquetFile(file)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ConfigError(f"{file} is damaged or no Parquet file: {error}") from error
+        if "calls" not in table.schema_arrow.names:
+            raise ConfigError(f"{file} is no file of the table {TRAJECTORIES}: name one of these")
+        for batch in table.iter_batches(_PORTION, columns=columns):
             yield from batch.to_pylist()
 
 

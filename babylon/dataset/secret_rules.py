@@ -69,6 +69,10 @@ def _is_base58(text: str) -> bool:
     return any(map(str.isupper, text)) and any(map(str.islower, text)) and bool(_DIGIT.search(text))
 
 
+def _is_mixed(text: str) -> bool:
+    return bool(_DIGIT.search(text)) and not text.isdigit()
+
+
 def _has_digit(text: str) -> bool:
     return bool(_DIGIT.search(text))
 
@@ -88,7 +92,8 @@ OWN = (
     Rule(
         "PASSWORD",
         r"(?i)(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
-        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)['\"]?\s*(?:[:=]+|\bis\b)\s*['\"]?"
+        # JSON inside a text has escaped quotes, JSON inside that one has backslashes too.
+        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)[\\'\"\s]*(?:[:=]+|\bis\b)[\\'\"\s]*"
         r"[^\s'\",;{}\[\]]{6,}",
     ),
     Rule("WALLET", r"\b0x[0-9a-fA-F]{64}\b"),
@@ -97,7 +102,7 @@ OWN = (
     Rule("WALLET", r"\b[1-9A-HJ-NP-Za-km-z]{26,88}\b", _is_base58),
     Rule(
         "SEED_PHRASE",
-        rf"(?i)\b(?:(?:{_SEED_WORDS})[\s,.;:\d()\-]{{1,6}}){{11,}}(?:{_SEED_WORDS})\b",
+        rf"(?i)\b(?:(?:{_SEED_WORDS})[\s,.;:\d()\-'\"\\]{{1,9}}){{11,}}(?:{_SEED_WORDS})\b",
     ),
     Rule("API_KEY", r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{4,}(?:\.[A-Za-z0-9_\-]*)?"),
     Rule("PHONE", r"\+\d[\d ().\-]{7,18}\d", _is_phone),
@@ -105,6 +110,8 @@ OWN = (
     Rule("IP", r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _is_address),
     Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4}", _is_address),
     Rule("HIGH_ENTROPY", r"[A-Za-z0-9+/_\-]{40,}={0,2}", _is_random),
+    # Wallets' private keys and the keys of W&B have no prefix, and too few kinds of characters.
+    Rule("HEX_KEY", r"\b(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})\b", _is_mixed),
 )
 
 

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import cast
 
 import msgspec
+from msgspec.structs import replace
 
 from babylon.core.llm_calls import JsonObject, LlmCall, Message, answer_message, content_text
 from babylon.formats.foreign_messages import messages_of
@@ -29,13 +30,17 @@ from babylon.formats.trace import (
 
 
 class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``metadata`` of a line: its call's trajectory, step and sampling."""
+    """``metadata`` of a line: its call's trajectory, step and sampling.
+
+    ``start`` is that of the trajectory: it decides the window, and may be before the first step.
+    """
 
     trajectory_id: str
     agent_id: str
     step: int
     window_id: str | None = None
     scenario_id: str | None = None
+    start: datetime | None = None
     at: datetime | None = None
     model: str = "unknown"
     temperature: float = 1.0
@@ -166,10 +171,10 @@ def _own_trace(place: str, lines: list[tuple[ChatMetadata, LlmCall]]) -> Trace:
         )
         for number in sorted(by_step)
     )
+    start = utc(place, first.start) or steps[0].at
     return Trace(
-        **fields_of(first, Trace),
+        **fields_of(replace(first, start=start), Trace),
         steps=steps,
-        start=steps[0].at,
         final_pnl=first.pnl_usd,
         place=place,
     )

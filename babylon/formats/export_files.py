@@ -19,9 +19,18 @@ from babylon.core.errors import DatabaseError, WindowError, reason_of
 from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.core.windows import Window, outcome_ids
 from babylon.formats.atif import write_atif
+from babylon.formats.captured import number as finite
 from babylon.formats.chat_lines import write_chat
 from babylon.formats.format_names import Written
-from babylon.formats.trace import ImportFileError, Tokens, Trace, TraceStep, utc
+from babylon.formats.trace import (
+    ImportFileError,
+    Tokens,
+    Trace,
+    TraceStep,
+    recorded_action,
+    utc,
+)
+from babylon.quality.decode import without_unread
 from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
@@ -224,8 +233,8 @@ def _step(
         tokens=tokens,
         at=_time(step.get("timestamp")),
         state={key: state[key] for key in _STATE if key in state},
-        action={"parameters": {}, **{key: action[key] for key in _ACTION if key in action}},
-        reward=step.get("reward", 0.0),
+        action=recorded_action({key: action[key] for key in _ACTION if key in action}),
+        reward=finite(step.get("reward")) or 0.0,
     )
 
 
@@ -237,10 +246,13 @@ def _time(milliseconds: Any) -> datetime | None:
 
 
 def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
-    names = zip(LlmCall.__struct_fields__, LlmCall.__struct_encode_fields__, strict=True)
-    known = {name: raw[key] for name, key in names if key in raw}
-    needed = {"system_prompt": "", "user_prompt": "", "temperature": 1.0, "purpose": "action"}
-    call = LlmCall(**{**needed, **known})
+    needed = {"systemPrompt": "", "userPrompt": "", "temperature": 1.0, "purpose": "action"}
+    known = {**needed, **raw}
+    try:
+        call = msgspec.convert(known, LlmCall)
+    except msgspec.ValidationError:
+        without_unread([{"llmCalls": [known]}])
+        call = msgspec.convert(known, LlmCall)
     if log is None:
         return call
     text = log["messages_json"]

@@ -19,6 +19,14 @@ _TEXT = ("text", "input_text", "output_text")
 _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "tool_use", "function_call")
 _RESULT = ("tool_call_response", "tool_result")
+_HOLDS = {"choices", "generations", "messages", "prompts", "parts", "kwargs"}
+_WRAPS = ("message", "output", "completion", "input", "prompt", "content", "text")
+_KINDS = (*_TEXT, *_REASONING, *_CALL, *_RESULT, *_ROLES, *ROLES)
+_OF_REPLY = {  # keys of a message without a role
+    "content", "type", "id", "name", "tool_calls", "function_call", "reasoning",
+    "reasoning_content", "additional_kwargs", "response_metadata", "usage_metadata", "usage",
+    "finish_reason", "refusal", "annotations", "audio", "invalid_tool_calls", "example", "lc",
+}  # fmt: skip
 
 
 def messages_of(place: str, item: object, role: str | None = None) -> list[Message]:
@@ -170,7 +178,7 @@ def prompt_of(place: str, value: object) -> list[Message]:
     Raises:
         ImportFileError: it is none of these.
     """
-    value = decoded(value)
+    value = record_of(value)
     if isinstance(value, dict):
         names = ("messages", "prompts", "prompt", "input")
         if (found := next((value[name] for name in names if value.get(name)), None)) is not None:
@@ -197,24 +205,52 @@ def reply_of(place: str, value: object) -> Message:
     Raises:
         ImportFileError: it is none of these, or there are several.
     """
-    value = decoded(value)
-    if isinstance(value, dict):
+    return _reply(place, record_of(value))
+
+
+def _reply(place: str, value: object) -> Message:
+    """Return the reply that a record holds. A text inside it is the model's, whatever it says."""
+    if isinstance(value, dict) and value:
         names = ("choices", "generations", "message", "output", "completion")
         # LangChain writes both, and only the message holds tool calls.
         found = next((value[name] for name in names if value.get(name)), None)
         if found is not None:
-            return reply_of(place, found)
+            return _reply(place, found)
         if "content" not in value and isinstance(value.get("text"), str):
-            return reply_of(place, value["text"])
-        value = [value] if value.keys() & {"content", "role", "kwargs", "parts"} else None
-        if value:
-            (message,) = one_reply(place, messages_of(place, value[0], "assistant"))
-            return message
+            return _reply(place, value["text"])
+        if not _is_record(value) and not {"content"} <= value.keys() <= _OF_REPLY:
+            raise ImportFileError(
+                f"{place}: the output is an object with the keys {', '.join(value):.80}, which is"
+                " no message: record the reply's text in the traced program"
+            )
+        (message,) = one_reply(place, messages_of(place, value, "assistant"))
+        return message
     if isinstance(value, str) and value:
         return {"role": "assistant", "content": value}
     if isinstance(value, list) and value:
-        return reply_of(place, one_reply(place, value)[0])
+        return _reply(place, one_reply(place, value)[0])
     raise ImportFileError(f"{place}: no output was recorded: record content in the traced program")
+
+
+def record_of(value: object) -> object:
+    """Return the record that a text holds. Any other text stays: agents answer in JSON too."""
+    found = decoded(value)
+    return found if _is_record(found) else value
+
+
+def _is_record(value: object) -> bool:
+    """Return True for a message, for an object that holds messages, and for a list of these."""
+    if isinstance(value, list):
+        batch = len(value) == 1 and isinstance(value[0], list)
+        found = value[0] if batch else value
+        return bool(found) and all(isinstance(one, dict) and _is_record(one) for one in found)
+    if not isinstance(value, dict):
+        return False
+    if value.keys() & _HOLDS or (len(value) == 1 and value.keys() <= {*_WRAPS}):
+        return True
+    if value.get("role") in _KINDS or value.get("type") in _KINDS:
+        return True
+    return any(isinstance(value.get(name), dict | list) for name in _WRAPS)
 
 
 def one_reply(place: str, replies: list[T]) -> list[T]:

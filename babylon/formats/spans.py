@@ -22,7 +22,7 @@ import msgspec
 
 from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.formats.captured import CapturedCall, captured_traces, llm_call
-from babylon.formats.foreign_messages import decoded, messages_of, one_reply
+from babylon.formats.foreign_messages import decoded, messages_of, one_reply, record_of
 from babylon.formats.otlp import Span, all_spans
 from babylon.formats.trace import Document, ImportFileError, LeaveOut, Trace, refuse
 
@@ -215,10 +215,10 @@ def _from_events(span: Span) -> tuple[list[Message], list[Message]]:
             body = decoded(event.attributes.get("gen_ai.event.content")) or event.attributes
             told = body if isinstance(body, dict) else {"content": body}
             if event.name == _CHOICE:
-                inner = decoded(told.get("message"))
+                inner = record_of(told.get("message"))
                 told = inner if isinstance(inner, dict) else {**told, "content": inner}
             into = replies if event.name == _CHOICE else prompt
-            content = decoded(told.get("content"))
+            content = record_of(told.get("content"))
             whole = told | ({"content": content} if isinstance(content, list) else {})
             into += messages_of(f"{span.place}: {event.name}", {**whole, "role": role})
     return prompt, replies

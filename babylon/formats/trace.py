@@ -134,6 +134,22 @@ def unknown_action() -> JsonObject:
     return {"actionType": RESPONSE, "success": True, "parameters": {}}
 
 
+def recorded_action(action: JsonObject) -> JsonObject:
+    """Return a game's action as the recorder writes it, so that an import takes it.
+
+    Parameters that are no object are one value; an error or reasoning that is no text becomes JSON.
+    """
+    given = action.get("parameters")
+    parameters = given if isinstance(given, dict) else {} if given is None else {"value": given}
+    texts = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for name in ("error", "reasoning")
+        if (value := action.get(name)) is not None
+    }
+    kept = {name: value for name, value in action.items() if name not in ("error", "reasoning")}
+    return {**kept, "parameters": parameters, **texts}
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The exact tokens of a call, and the policy that sampled them. ``tools`` are in the prompt.
 

@@ -16,7 +16,7 @@ from babylon.core.errors import RecorderError
 from babylon.core.llm_calls import LlmCall, answer_message
 from babylon.core.text import storable, storable_json
 from babylon.core.trajectories import Call, TrainingRow
-from babylon.core.windows import Window, window_at
+from babylon.core.windows import GAME_MINUTES, Window, id_problem, window_at
 from babylon.formats.trace import (
     ImportFileError,
     Tokens,
@@ -81,7 +81,9 @@ def trace_rows(trace: Trace, *, minutes: int, window: Window | None, now: dateti
     """
     start = _start(trace, window)
     own = window_at(start, minutes)
-    if trace.window_id not in (None, own.id):
+    # The game names the hour of a row, however long our windows are.
+    named = trace.window_id or own.id
+    if named != own.id and id_problem(own, named, GAME_MINUTES // 60):
         raise ImportFileError(
             f"{trace.place}: trajectory {trace.trajectory_id!r} started"
             f" {start:%Y-%m-%dT%H:%M:%S}, outside its window {trace.window_id}: set WINDOW_MINUTES"

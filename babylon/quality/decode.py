@@ -166,7 +166,7 @@ def decode(text: str, kind: type[T], column: str) -> T:
         try:
             return msgspec.convert(document, kind)
         except msgspec.ValidationError:
-            return msgspec.convert(_without_unread(document), kind)
+            return msgspec.convert(without_unread(document), kind)
     except msgspec.ValidationError as error:
         _reject_shape(str(error), column)
     except msgspec.DecodeError as error:
@@ -180,7 +180,8 @@ def decode(text: str, kind: type[T], column: str) -> T:
         raise RejectedError(Reason.MALFORMED_JSON, f"{column}: not UTF-8: {error}") from error
 
 
-def _without_unread(document: object) -> object:
+def without_unread(document: object) -> object:
+    """Remove the fields of the steps' calls that training does not read: they may have any type."""
     for step in document if isinstance(document, list) else ():
         calls = step.get("llmCalls") if isinstance(step, dict) else None
         for call in calls if isinstance(calls, list) else ():

@@ -60,6 +60,20 @@ async def list_published(store: Store, repository: str) -> list[PublishedFile]:
     ]
 
 
+async def other_repositories(
+    store: Store, repository: str, agents: Sequence[str], trajectory_ids: Sequence[str]
+) -> list[str]:
+    """Return the repositories, apart from this one, whose files tell of any of these names."""
+    rows = await store.pool.fetch(
+        "SELECT DISTINCT repository FROM babylon.published WHERE repository <> $1"
+        " AND (agents && $2::text[] OR trajectory_ids && $3::text[]) ORDER BY 1",
+        repository,
+        list(agents),
+        list(trajectory_ids),
+    )
+    return [row["repository"] for row in rows]
+
+
 async def published_window_ids(store: Store) -> frozenset[str]:
     """Return the windows whose trajectories lie in any repository."""
     rows = await store.pool.fetch(

@@ -79,6 +79,13 @@ async def test_a_judge_the_hub_and_wandb_come_from_blocks_and_no_block_changes_n
     assert await settings_with() == load_settings()
 
 
+def test_a_text_that_was_cleared_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_MODEL", "judge-1")
+    judge = BabylonJudge(judge_model="", api_key=SecretStr(""), day_usd=0)
+    assert judge.overrides() == {"judge": {"day_usd": 0}}
+    assert load_settings(**judge.overrides()).judge.model == "judge-1"
+
+
 def test_a_block_for_a_setting_of_another_version_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,7 @@
 """Traces of other systems into the database and out again."""
 
 import json
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from babylon.core.errors import DatabaseError, WindowError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
-from babylon.core.windows import parse_window_id
+from babylon.core.windows import parse_window_id, window_at
 from babylon.formats.atif import write_atif
 from babylon.formats.export_files import export_game, export_traces
 from babylon.formats.format_names import Format, Written
@@ -213,6 +214,54 @@ async def test_what_no_column_holds_is_left_out_and_named(
     )
     assert (added["trajectories"], added["left_out"]) == (1, 1)
     assert message in caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"action": {"parameters": None}},
+        {"action": {"parameters": ["m1"]}},
+        {"action": {"error": {"code": 7}, "reasoning": 1}},
+        {"reward": "none"},
+        {"call": {"maxTokens": None, "latencyMs": 1.5}},
+    ],
+)
+async def test_a_step_with_fields_of_other_types_comes_back(
+    store: Store, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Validation reads none of these fields, so a game may write anything there."""
+    await insert_real_window(store)
+    rows = await store.pool.fetch(
+        'SELECT "trajectoryId" AS id, "stepsJson" AS steps FROM trajectories'
+    )
+    for row in rows:
+        steps = json.loads(row["steps"])
+        steps[0]["action"] |= fields.get("action", {})
+        steps[0] |= {name: value for name, value in fields.items() if name == "reward"}
+        for one in steps[0]["llmCalls"]:
+            one |= fields.get("call", {})
+        change = 'UPDATE trajectories SET "stepsJson" = $1 WHERE "trajectoryId" = $2'
+        await store.pool.execute(change, json.dumps(steps), row["id"])
+    await export_traces(store, REAL, Written.ATIF, tmp_path / "a.jsonl")
+    await store.pool.execute("TRUNCATE trajectories, llm_call_logs")
+    added = await import_files(store, [tmp_path / "a.jsonl"])
+    assert "left_out" not in added and added["trajectories"] == len(rows)
+
+
+@pytest.mark.parametrize("minutes", [15, 30, 240])
+@pytest.mark.parametrize("format", [Written.ATIF, Written.CHAT])
+async def test_rows_of_the_game_s_hours_come_back_in_windows_of_another_length(
+    store: Store, tmp_path: Path, minutes: int, format: Written
+) -> None:
+    await insert_real_window(store)
+    starts = await store.pool.fetch('SELECT "startTime" FROM trajectories')
+    windows = {window_at(row["startTime"].replace(tzinfo=UTC), minutes) for row in starts}
+    files = [tmp_path / f"{number}.jsonl" for number, _ in enumerate(windows)]
+    for window, file in zip(windows, files, strict=True):
+        await export_traces(store, window, format, file)
+    await store.pool.execute("TRUNCATE trajectories, llm_call_logs")
+    added = await import_files(store, files, format=Format(format), minutes=minutes)
+    assert "left_out" not in added and added["trajectories"] >= 5
 
 
 @pytest.mark.parametrize(

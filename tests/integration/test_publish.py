@@ -7,7 +7,7 @@ from hashlib import blake2b, sha256
 from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -328,6 +328,27 @@ async def test_an_agent_is_taken_down_everywhere(
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
     assert replace(done, applied=False).advice
+
+
+@pytest.mark.parametrize("kind", ["agent", "trajectory"])
+async def test_a_take_down_names_the_repositories_that_another_publish_to_named(
+    store: Store, publisher: Settings, hub: HubState, kind: Literal["agent", "trajectory"]
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await push(store, publisher)
+    rmtree(publisher.home.datasets)
+    home, publish = publisher.home, publisher.publish
+    name = "ann" if kind == "agent" else f"{WINDOW}-ann"
+    for repository in (None, "owner/other"):
+        now = publish.model_copy(update={"repository": repository})
+        found = await erase(store, home, now, kind, name, apply=True)
+        assert not found.files and found.elsewhere == (publish.repository,)
+        assert f"run this again with PUBLISH_TO={publish.repository}" in " ".join(found.advice)
+    done = await erase(store, home, publish, kind, name, apply=True)
+    assert done.files and not done.elsewhere
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+    other = publish.model_copy(update={"repository": "owner/other"})
+    assert not (await erase(store, home, other, kind, name)).elsewhere
 
 
 async def test_files_that_were_never_published_lose_the_play_too(

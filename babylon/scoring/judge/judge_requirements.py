@@ -1,5 +1,6 @@
 """Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
+from babylon.core.discretion import shown_url
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
 from babylon.scoring.judge.judgment import load_rubric
@@ -19,7 +20,7 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
     if judge.model is None and judge.model_path is None:
         raise ConfigError(
             f"scorer {scorer!r} needs a judge: set JUDGE_MODEL to a model of the server at"
-            f" JUDGE_BASE_URL ({judge.base_url}), or JUDGE_MODEL_PATH to a checkpoint"
+            f" JUDGE_BASE_URL ({shown_url(judge.base_url)}), or JUDGE_MODEL_PATH to a checkpoint"
             " directory; --scorer heuristic needs no judge"
         )
     if judge.model is not None and judge.model_path is not None:
@@ -42,21 +43,29 @@ def require_art_judge(judge: JudgeSettings) -> None:
     """Check the settings of ``art-ruler``.
 
     Raises:
-        ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing.
+        ConfigError: no ``JUDGE_MODEL`` is named; a rubric or key is missing; a budget is set, which
+            ART's requests would not keep.
     """
     if judge.model is None:
         raise ConfigError(
             "art-ruler: JUDGE_MODEL is not set: name a model of the server at JUDGE_BASE_URL"
-            f" ({judge.base_url}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
+            f" ({shown_url(judge.base_url)}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
         )
     load_rubric(judge.rubric)
     _require_key(judge)
+    limits = (judge.window_tokens, judge.window_usd, judge.day_tokens, judge.day_usd)
+    if any(limit is not None for limit in limits):
+        raise ConfigError(
+            "art-ruler: ART keeps no account of its requests, so that no budget holds: unset"
+            " JUDGE_WINDOW_TOKENS, JUDGE_WINDOW_USD, JUDGE_DAY_TOKENS and JUDGE_DAY_USD, or choose"
+            " the scorer ruler"
+        )
 
 
 def _require_key(judge: JudgeSettings) -> None:
     if _OPENAI in judge.base_url and judge.api_key is None:
         raise ConfigError(
-            f"judge: {judge.base_url} needs a key: set OPENAI_API_KEY, or set"
+            f"judge: {shown_url(judge.base_url)} needs a key: set OPENAI_API_KEY, or set"
             " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 

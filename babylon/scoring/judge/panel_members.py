@@ -31,13 +31,13 @@ def _member(judge: JudgeSettings, entry: str) -> JudgeSettings:
         return judge.model_copy(update={"model": None, "model_path": path})
     name, priced, prices = entry.partition("=")
     found = _PRICES.fullmatch(prices)
-    if priced and not found:
+    model, at, url = name.partition("@http")
+    if priced and not found:  # the URL may hold a key
         raise ConfigError(
-            f"JUDGE_PANEL: {entry!r} has no prices after '=': write US dollars per million prompt"
+            f"JUDGE_PANEL: {model!r} has no prices after '=': write US dollars per million prompt"
             " and completion tokens, as in gpt-5-nano=0.05/0.4"
         )
     prompt_usd, completion_usd = map(float, found.groups()) if found else (0.0, 0.0)
-    model, at, url = name.partition("@http")
     changes: dict[str, object] = {
         "model": model,
         "model_path": None,

@@ -393,6 +393,13 @@ def test_dataset_build_prints_paths_and_hands_on_uris(
     assert "its rows are gone" in capsys.readouterr().err
 
 
+def test_numbers_near_a_thousand_are_written_out(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("P&L", ["name", "usd"], [["a", 999.4], ["b", -999.6], ["c", 1000.4]])
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[3:]] == [
+        "999", "-1,000", "1,000",
+    ]  # fmt: skip
+
+
 def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["team[alpha]", "[/b]", "a:dog:b"]
     print_table("[i] keys", ["name"], [[name] for name in names])

@@ -1,10 +1,16 @@
 """Exports of a dataset's rows, as far as they need no other library."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Call
-from babylon.dataset.export import EXPORTS
+from babylon.dataset.export import EXPORTS, export_dataset
 from babylon.dataset.export_names import ExportTarget
 from babylon.dataset.messages import call_column
 from babylon.formats.atif import read_atif
@@ -30,7 +36,7 @@ def rows() -> list[dict[str, Any]]:
                       untrainable="prefilled")  # fmt: skip
         step = {
             "step": 0, "at": None, "action_type": "HOLD", "success": True,
-            "parameters_json": '{"n":1}', "result_json": None, "reward": 0.5,
+            "parameters_json": '{"n":1}', "result_json": None, "error": "no funds", "reward": 0.5,
         }  # fmt: skip
         made.append(
             row(
@@ -99,3 +105,14 @@ def test_atif_comes_back_with_its_tokens() -> None:
     assert (trace.trajectory_id, trace.final_pnl) == ("a", 1.0)
     assert trace.steps[0].tokens[0].logprobs == (-0.5, -0.25)
     assert trace.steps[0].action["parameters"] == {"n": 1}
+    assert trace.steps[0].action["error"] == "no funds"
+
+
+def test_a_file_that_holds_no_trajectories_is_named(tmp_path: Path) -> None:
+    text, other = tmp_path / "x.jsonl", tmp_path / "x.parquet"
+    text.write_text('{"a": 1}')
+    pq.write_table(pa.table({"window_id": [WINDOW]}), other)
+    for file, message in ((text, "no Parquet file"), (other, "no file of the table trajectories")):
+        with pytest.raises(ConfigError, match=f"{file} is .*{message}"):
+            export_dataset(file, ExportTarget.TRL, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()

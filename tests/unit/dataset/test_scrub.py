@@ -110,6 +110,27 @@ def test_escapes_hide_nothing() -> None:
     )
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
+    for secret, document in (
+        ("correcthorse", {"api_key": "x", "password": "correcthorse"}),
+        ("sausage", SEED.split()),
+    ):
+        text = msgspec.json.encode(document).decode()
+        for _ in range(levels - 1):
+            text = msgspec.json.encode({"arguments": text}).decode()
+        assert found([text]) and secret not in scrub(text), text
+
+
+@pytest.mark.parametrize("size", [40, 64])
+def test_a_key_of_hexadecimal_digits_needs_no_prefix(size: int) -> None:
+    drawn = random.Random(size)
+    key = "".join(drawn.choice("0123456789abcdef") for _ in range(size))
+    for text in (f"my key {key} ok", f'{{"note": "{key}"}}', f"KEY={key.upper()}"):
+        assert key not in scrub(text).lower() and found([scrub(text)]) == frozenset(), text
+    assert not found(["1" * size, f"{key}0", key[:32]])
+
+
 def test_a_json_pair_that_tells_together_is_replaced_and_stays_json() -> None:
     (clean,) = cleaned([{"result_json": '{"password":"correcthorse","b":1}'}])
     assert "correcthorse" not in clean["result_json"]

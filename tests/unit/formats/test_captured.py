@@ -129,6 +129,25 @@ def test_messages_in_events_of_the_span_are_read() -> None:
     assert trace.steps[0].calls[0].response == "hello"
 
 
+@pytest.mark.parametrize("reply", ['{"action":"post","content":"hi"}', '[{"buy": 1}]'])
+def test_a_reply_in_json_in_an_event_stays_a_text(reply: str) -> None:
+    for choice in ({"message": reply}, {"message": json.dumps({"content": reply})}):
+        traced = Traced()
+        span = chat("u", "r")
+        for name in ("input.messages", "output.messages", "system_instructions"):
+            del span[f"gen_ai.{name}"]
+        traced.span("chat", span)
+        export = traced.export()
+        (one,) = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        one["events"] = [
+            event("gen_ai.user.message", content='["hi"]'),
+            event("gen_ai.choice", **choice),
+        ]
+        (trace,) = read(export)
+        assert said(trace.steps[0].calls[0]) == [("user", '["hi"]')]
+        assert trace.steps[0].calls[0].response == reply
+
+
 def event(name: str, **attributes: str) -> dict[str, Any]:
     pairs = [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()]
     return {"name": name, "timeUnixNano": "1", "attributes": pairs}
@@ -196,6 +215,35 @@ def test_generations_that_cannot_be_read_are_named(changes: dict[str, Any], mess
         list(read_langfuse([document(generation(**changes))], "imported"))
     (trace,) = read_langfuse([document(generation())], "imported")
     assert said(trace.steps[0].calls[0]) == [("user", "hi")]
+
+
+ORDER = '{"action": "post", "content": "hi", "message": "m"}'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [ORDER, '{"action":"hold"}', '["hold"]', '[{"buy": 1}]', "[1, 2]", "[" * 900 + "]" * 900],
+)
+def test_a_reply_and_a_prompt_in_json_stay_the_texts_that_they_are(reply: str) -> None:
+    asked = '{"observation": 7}'
+    run = {"run_type": "llm", "id": "r", "start_time": "2025-11-14T12:00:00"}
+    traces = [
+        *read_langfuse([document(generation(input=asked, output=reply))], "imported"),
+        *read_langfuse([document(generation(output={"choices": [{"text": reply}]}))], "imported"),
+    ]
+    for outputs in ({"generations": [[{"text": reply}]]}, {"output": reply}):
+        for given in (outputs, json.dumps(outputs)):  # a bulk export has texts
+            one = run | {"inputs": {"prompts": [asked]}, "outputs": given}
+            traces += read_langsmith([document(one)], "imported")
+    for call in [trace.steps[0].calls[0] for trace in traces]:
+        assert call.response == reply
+        assert said(call) in ([("user", asked)], [("user", "hi")])
+
+
+def test_an_output_that_is_an_object_of_the_agent_s_own_is_named() -> None:
+    order = {"action": "post", "content": "hi"}
+    with pytest.raises(ImportFileError, match="f:1: the output is an object with the keys action,"):
+        list(read_langfuse([document(generation(output=order))], "imported"))
 
 
 def test_nested_runs_and_json_texts_are_read() -> None:

@@ -1,13 +1,17 @@
 """Chat messages, one conversation a line."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
+from babylon.core.windows import window_at
 from babylon.formats.chat_lines import read_chats, write_chat
 from babylon.formats.trace import RESPONSE, ImportFileError, Trace
+from babylon.formats.trace_rows import trace_rows
 from tests.unit.formats.traces import (
+    NOON,
     call,
     document,
     message,
@@ -36,6 +40,16 @@ def test_calls_come_back_but_not_what_became_of_them() -> None:
     assert back.steps[0].calls == (call("tick 0", top_p=0.9),)
     assert [c.messages for c in back.steps[1].calls] == [c.messages for c in one.steps[1].calls]
     assert {s.action["actionType"] for s in back.steps} == {RESPONSE}
+
+
+def test_a_trajectory_that_began_before_the_hour_of_its_first_step_stays_in_its_window() -> None:
+    began = NOON - timedelta(seconds=1)
+    window = window_at(began)
+    for at in (NOON, None):  # a game need not write the times of steps
+        one = trace(step(0, call("a"), at=at), start=began, window_id=window.id)
+        (back,) = read(*write_chat(one))
+        rows = trace_rows(back, minutes=60, window=None, now=NOON)
+        assert rows.trajectory["windowId"] == window.id and back.start == began
 
 
 def test_tool_calls_and_their_results_come_back() -> None:

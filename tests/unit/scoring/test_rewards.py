@@ -203,6 +203,25 @@ async def test_a_scorer_that_asks_gets_a_context_and_its_metrics_stay(tmp_path):
     assert context.metrics == {"seed": 7}
 
 
+SERVED = {"model": "m", "base_url": "http://x/v1"}
+
+
+@pytest.mark.parametrize(
+    ("scorer", "changes"),
+    [
+        ("ruler", {"model": None}),
+        ("art-ruler", {"model": None}),
+        ("ruler", {"base_url": "https://me:hunter22@api.openai.com/v1"}),
+        ("ruler", {"window_usd": 1, "panel": "b@http://me:hunter22@y/v1?key=hunter22"}),
+    ],
+)
+def test_an_address_with_a_password_is_shown_without_it(scorer, changes):
+    judge = JudgeSettings(**{**SERVED, "base_url": "http://me:hunter22@x/v1", **changes})
+    with pytest.raises(ConfigError) as refused:
+        require_scorer(scorer, judge)
+    assert "hunter22" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
@@ -220,6 +239,13 @@ async def test_a_scorer_that_asks_gets_a_context_and_its_metrics_stay(tmp_path):
             {"scoring": {"scorer": "art-ruler"}, "judge": {"model_path": "/nowhere"}},
             "JUDGE_MODEL is not set",
         ),
+        *(
+            (
+                {"scoring": {"scorer": "art-ruler"}, "judge": {**SERVED, limit: 1}},
+                "art-ruler: .*keeps no account",
+            )
+            for limit in ("window_tokens", "window_usd", "day_tokens", "day_usd")
+        ),
         ({"scoring": {"scorer": "heuristics"}}, "is unknown"),
     ],
 )
@@ -227,4 +253,5 @@ def test_a_scorer_that_cannot_work_is_refused_beforehand(chosen, message):
     settings = load_settings(**chosen)
     with pytest.raises(ConfigError, match=message):
         require_scorer(settings.scoring.scorer, settings.judge)
-    require_scorer("ruler", JudgeSettings(model="m", base_url="http://x/v1"))
+    require_scorer("ruler", JudgeSettings(**SERVED))
+    require_scorer("art-ruler", JudgeSettings(**SERVED))

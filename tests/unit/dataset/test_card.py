@@ -1,0 +1,27 @@
+"""The card: its code reads the tables that have rows."""
+
+import pytest
+
+from babylon.core.settings import PublishSettings
+from babylon.dataset.card import render
+from babylon.dataset.schema import OUTCOMES, SCHEMAS
+from babylon.dataset.table_file import split_of
+from babylon.store.published import PublishedFile
+
+WINDOW = "2025-11-14T09:00"
+
+
+@pytest.mark.parametrize("outcomes", [0, 3])
+def test_the_code_loads_outcomes_only_if_there_are_any(outcomes: int) -> None:
+    files = [
+        PublishedFile(
+            repository="", config=config, window_id=WINDOW, path=f"{config}/x.parquet", sha256="",
+            bytes=1, rows=outcomes if config == OUTCOMES else 1, agents=(), trajectory_ids=(),
+            revision="",
+        )
+        for config in SCHEMAS
+    ]  # fmt: skip
+    text = render(files, PublishSettings())
+    line = f'outcomes = load_dataset("./datasets", "outcomes", split="{split_of(WINDOW)}")\nfor '
+    assert (line in text) == bool(outcomes) == ('"outcomes", split' in text)
+    assert "# the table trajectories\n" in text and "$" not in text.partition("## Tables")[0]
