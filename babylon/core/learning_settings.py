@@ -81,7 +81,9 @@ class TrainingSettings(Group):
     entropy_floor: float = env(0.0, "ENTROPY_FLOOR", ge=0)
     """Entropy, in nats a token, below which a reply gets an entropy bonus. 0: no bonus."""
     router_loss: float = env(0.0, "ROUTER_AUX_LOSS", ge=0)
-    """Weight of the loss that keeps the experts of a mixture equally busy. It costs a pass."""
+    """Weight of the loss that keeps the experts of a mixture equally busy. It costs a pass, and
+    needs one process.
+    """
     importance: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = env(
         "token_truncate", "IMPORTANCE"
     )
@@ -133,6 +135,15 @@ class TrainingSettings(Group):
             raise ValueError(
                 f"IMPORTANCE={self.importance!r} with LOSS={self.loss!r}, which is defined with a"
                 " correction of its own: unset IMPORTANCE, or take LOSS=ppo_clip"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_routers_loss_is_of_one_process(self) -> Self:
+        if self.router_loss and (self.processes > 1 or self.nodes > 1):
+            raise ValueError(
+                f"ROUTER_AUX_LOSS={self.router_loss:g} with TRAIN_PROCESSES={self.processes} and"
+                f" TRAIN_NODES={self.nodes}: it needs one process, so set both to 1, or unset it"
             )
         return self
 

@@ -134,13 +134,17 @@ def make_embedded_model(
     target = directory / recipe.name
     if target.exists():
         return target
+    from babylon.policies.durable import sync, written
     from babylon.training.embedded_model import train_embedded_model
 
     model, tokenizer = train_embedded_model(recipe, progress)
     directory.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=directory, prefix=f".{recipe.name}-"))
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
+    with written(temporary):
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
     try:
         os.rename(temporary, target)
     except OSError:  # another process has made the same model

@@ -15,6 +15,7 @@ from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import OutOfMemoryError
 from babylon.training.grpo.ranks import ALONE, Ranks
+from babylon.training.grpo.router_balance import RouterLossError
 from babylon.training.grpo.trainer import Progress
 from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError
@@ -67,7 +68,7 @@ def update_checkpoint(
 
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
-        TrainingError: the update diverged, or does not fit into memory; nothing was written.
+        TrainingError: it diverged, does not fit, or cannot have a setting; nothing was written.
         ModelError: the parent or a behaviour policy does not load.
     """
     trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
@@ -121,7 +122,7 @@ def _own_errors(journal: ProgressFile | None) -> Iterator[None]:
     except NothingToTrainError as error:
         _remove(journal)
         raise WindowNotReadyError(str(error)) from error
-    except FloatingPointError as error:
+    except (FloatingPointError, RouterLossError) as error:
         _remove(journal)
         raise TrainingError(str(error)) from error
     except OutOfMemoryError as error:  # keep the progress: a larger machine can resume it

@@ -28,7 +28,7 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.lockstep import passes_of
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
-from babylon.training.grpo.router_balance import RouterBalance, router_balance
+from babylon.training.grpo.router_balance import RouterBalance, RouterLossError, router_balance
 from babylon.training.grpo.stateful import STATEFUL, StatefulForward
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import (
@@ -119,7 +119,9 @@ class PolicyForward:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
         if router_loss:
             if self.path in ("padded", "stateful"):
-                raise ValueError(f"ROUTER_AUX_LOSS has no form where calls are {self.path}")
+                raise RouterLossError(
+                    f"ROUTER_AUX_LOSS has no form where calls are {self.path}: set it to 0"
+                )
             self.balance = router_balance(_causal_lm(model).base_model, router_loss)
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:

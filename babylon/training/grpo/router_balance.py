@@ -20,6 +20,10 @@ import torch
 from torch import Tensor, nn
 
 
+class RouterLossError(ValueError):
+    """The routers' loss has no form for this model, or for several processes."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RouterBalance:
     """The routers of a model, and the load of its experts in a train step.
@@ -82,13 +86,13 @@ def router_balance(backbone: nn.Module, weight: float) -> RouterBalance:
     """The balance of a model's routers.
 
     Raises:
-        ValueError: the model has no routers whose logits transformers records.
+        RouterLossError: the model has no routers whose logits transformers records.
     """
     recorder = (getattr(backbone, "_can_record_outputs", None) or {}).get("router_logits")
     config: Any = getattr(backbone, "config", None)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if recorder is None or not experts:
-        raise ValueError(
+        raise RouterLossError(
             f"ROUTER_AUX_LOSS={weight:g}, but {type(backbone).__name__} has no routers with an"
             " auxiliary loss: set it to 0"
         )

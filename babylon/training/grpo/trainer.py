@@ -34,14 +34,11 @@ from babylon.training.grpo.forward import (
     fitting_forward,
     is_out_of_memory,
 )
-from babylon.training.grpo.learning_rate import (
-    adapt_rate,
-    begin_rate,
-    next_rate,
-)
+from babylon.training.grpo.learning_rate import adapt_rate, begin_rate, next_rate
 from babylon.training.grpo.losses import loss_terms
 from babylon.training.grpo.penalties import penalised
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree, own_share
+from babylon.training.grpo.router_balance import RouterLossError
 from babylon.training.grpo.shards import whole
 from babylon.training.grpo.teacher import teacher_logprobs
 from babylon.training.grpo.train_report import TrainReport
@@ -143,7 +140,7 @@ def _begin(
     ranks: Ranks,
 ) -> TrainState:
     if window.config.router_loss and ranks.size > 1:
-        raise ValueError("ROUTER_AUX_LOSS needs one process: set TRAIN_PROCESSES=1")
+        raise RouterLossError("ROUTER_AUX_LOSS needs one process: set TRAIN_PROCESSES=1")
     device = next(model.parameters()).device
     begin_rate(optimizer, window.config)
     logged = Logged.of(window, device)

@@ -109,6 +109,13 @@ def test_a_loss_with_a_correction_of_its_own_refuses_another_importance(loss: st
     load_settings(training={"loss": loss})
 
 
+@pytest.mark.parametrize("more", [{"processes": 2}, {"nodes": 2}], ids=str)
+def test_the_routers_loss_refuses_several_processes(more: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^bad setting: ROUTER_AUX_LOSS=0\.1 .*set both to 1"):
+        load_settings(training={"router_loss": 0.1} | more)
+    load_settings(training={"router_loss": 0.1})
+
+
 def test_vllm_refuses_adapters_that_it_does_not_serve() -> None:
     dora = {"lora_variant": "dora"}
     with pytest.raises(ConfigError, match=r"LORA_VARIANT=dora: .*serves none.*=rslora$"):

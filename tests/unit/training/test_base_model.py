@@ -1,11 +1,13 @@
 import asyncio
 import dataclasses
+import errno
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from babylon.core.errors import ModelError
 from babylon.game.market.scenario import HOUR
@@ -66,6 +68,20 @@ def test_a_made_model_is_not_made_again(embedded: Path) -> None:
     before = (embedded / "model.safetensors").stat().st_mtime_ns
     assert make_embedded_model(QUICK, embedded.parent) == embedded
     assert (embedded / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt would leave another one, and keep the disk full."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left"):
+        make_embedded_model(QUICK, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_another_recipe_is_another_model() -> None:

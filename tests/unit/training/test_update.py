@@ -190,6 +190,14 @@ def test_a_kl_penalty_pulls_to_an_anchor_that_follows_slowly(
     )
 
 
+def test_a_model_without_routers_is_told_the_setting_that_it_cannot_have(
+    parent: Path, tmp_path: Path
+) -> None:
+    config = TrainerConfig(router_loss=0.1)
+    with pytest.raises(TrainingError, match=r"ROUTER_AUX_LOSS=0.1, but .* set it to 0"):
+        update(parent, tmp_path / "v1", "lora", config)
+
+
 def test_a_damaged_anchor_begins_with_the_parent(
     parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
