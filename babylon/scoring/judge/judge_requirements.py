@@ -1,5 +1,7 @@
 """Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
+from collections.abc import Sequence
+
 from babylon.core.discretion import shown_url
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
@@ -29,14 +31,13 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
             f"{str(judge.model_path)!r} name two judges: unset one of them"
         )
     load_rubric(judge.rubric)
-    if (path := judge.model_path) is None:
-        _require_key(judge)
-    elif not any((path / name).exists() for name in _CONFIGS):
-        raise ConfigError(
-            f"JUDGE_MODEL_PATH={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the"
-            " directory of a checkpoint"
-        )
-    _require_prices(judge)
+    own, *others = panel_members(judge)
+    _require_reachable(own, "JUDGE_MODEL_PATH", "OPENAI_API_KEY")
+    for other in others:
+        elsewhere = other.base_url != judge.base_url
+        key = "JUDGE_PANEL_API_KEY" if elsewhere else "OPENAI_API_KEY"
+        _require_reachable(other, "JUDGE_PANEL", key)
+    _require_prices(own, others)
 
 
 def require_art_judge(judge: JudgeSettings) -> None:
@@ -52,7 +53,7 @@ def require_art_judge(judge: JudgeSettings) -> None:
             f" ({shown_url(judge.base_url)}); ART cannot use a checkpoint at JUDGE_MODEL_PATH"
         )
     load_rubric(judge.rubric)
-    _require_key(judge)
+    _require_key(judge, "OPENAI_API_KEY")
     limits = (judge.window_tokens, judge.window_usd, judge.day_tokens, judge.day_usd)
     if any(limit is not None for limit in limits):
         raise ConfigError(
@@ -62,26 +63,35 @@ def require_art_judge(judge: JudgeSettings) -> None:
         )
 
 
-def _require_key(judge: JudgeSettings) -> None:
-    if _OPENAI in judge.base_url and judge.api_key is None:
+def _require_reachable(judge: JudgeSettings, setting: str, key: str) -> None:
+    if (path := judge.model_path) is None:
+        _require_key(judge, key)
+    elif not any((path / name).exists() for name in _CONFIGS):
         raise ConfigError(
-            f"judge: {shown_url(judge.base_url)} needs a key: set OPENAI_API_KEY, or set"
-            " JUDGE_BASE_URL to another OpenAI-compatible server"
+            f"{setting}={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the directory"
+            " of a checkpoint"
         )
 
 
-def _require_prices(judge: JudgeSettings) -> None:
+def _require_key(judge: JudgeSettings, key: str) -> None:
+    if _OPENAI in judge.base_url and judge.api_key is None:
+        raise ConfigError(
+            f"judge: {shown_url(judge.base_url)} needs a key: set {key}, or name another"
+            " OpenAI-compatible server (JUDGE_BASE_URL, or MODEL@URL in JUDGE_PANEL)"
+        )
+
+
+def _require_prices(own: JudgeSettings, others: Sequence[JudgeSettings]) -> None:
     """Require the prices of every model that may be asked, if dollars are limited.
 
     A model without prices would spend without end within such a limit. Checkpoints cost nothing.
     """
-    own, *others = panel_members(judge)
-    if judge.window_usd is None and judge.day_usd is None:
+    if own.window_usd is None and own.day_usd is None:
         return
     missing = []
     if own.model is not None and not (own.prompt_usd or own.completion_usd):
         missing.append("set JUDGE_PROMPT_USD_PER_MTOK and JUDGE_COMPLETION_USD_PER_MTOK")
-    if judge.cheaper_model and not (judge.cheaper_prompt_usd or judge.cheaper_completion_usd):
+    if own.cheaper_model and not (own.cheaper_prompt_usd or own.cheaper_completion_usd):
         missing.append(
             "set JUDGE_CHEAPER_PROMPT_USD_PER_MTOK and JUDGE_CHEAPER_COMPLETION_USD_PER_MTOK"
         )

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from pydantic import SecretStr
-
 from babylon.core.errors import ConfigError
 from babylon.core.settings import JudgeSettings
 
@@ -46,5 +44,5 @@ def _member(judge: JudgeSettings, entry: str) -> JudgeSettings:
     }
     if at:
         changes["base_url"] = f"http{url}"
-        changes["api_key"] = judge.panel_api_key or SecretStr("none")
+        changes["api_key"] = judge.panel_api_key
     return judge.model_copy(update=changes)

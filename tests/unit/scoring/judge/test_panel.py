@@ -130,7 +130,7 @@ def test_members_of_a_panel_and_their_keys(tmp_path: Path):
     assert (first, second.model, second.base_url) == (judge, "second", judge.base_url)
     assert second.api_key.get_secret_value() == "ours"
     assert (third.model, third.base_url) == ("third", "http://host:1/v1")
-    assert third.api_key.get_secret_value() == "none"
+    assert third.api_key is None  # ours is sent to no other server
     assert (local.model, local.model_path) == (None, tmp_path)
 
 
@@ -169,6 +169,28 @@ def test_a_limit_in_dollars_needs_the_prices_of_every_model(tmp_path: Path):
         with pytest.raises(ConfigError, match=missing):
             require_judge("ruler", unpriced)
         require_judge("ruler", unpriced.model_copy(update={"day_usd": None}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"panel": "second@https://api.openai.com/v1"}, "set JUDGE_PANEL_API_KEY"),
+        ({"panel": "{empty}"}, "JUDGE_PANEL=.* holds no model"),
+        ({"model": None, "model_path": "{own}", "base_url": "https://api.openai.com/v1",
+          "panel": "second"}, "set OPENAI_API_KEY"),
+    ],
+)  # fmt: skip
+def test_a_member_that_cannot_be_asked_is_refused_beforehand(changes, message, tmp_path: Path):
+    own, empty = tmp_path / "own", tmp_path / "empty"
+    own.mkdir()
+    empty.mkdir()
+    (own / "config.json").write_text("{}")
+    named = {k: v and v.format(own=own, empty=empty) for k, v in changes.items()}
+    judge = {"model": "first", "base_url": "http://host:1/v1"} | named
+    with pytest.raises(ConfigError, match=message):
+        require_judge("ruler", JudgeSettings(**judge))
+    key = {"panel_api_key": "k", "api_key": "k", "panel": named["panel"].replace(str(empty), "x")}
+    require_judge("ruler", JudgeSettings(**judge | key))
 
 
 def answer(better, worse, person="ann", first=None, scenario="s"):
