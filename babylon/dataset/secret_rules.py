@@ -25,6 +25,7 @@ from mnemonic import Mnemonic
 _SEED_WORDS = "|".join(Mnemonic("english").wordlist)
 _ENTROPY_BITS = 4.2  # a character of random base64 has about 5.2 in 40 characters, a path about 3.9
 _DIGIT = re.compile(r"\d")
+HEX_KEY = "HEX_KEY"
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
 _OTHER = {r"(?:(?<=\W)|(?<=^))": r"(?:\W|^)", r"(?<=\W)": r"\W", "{50,1024}": "{50,}"}
@@ -111,7 +112,7 @@ OWN = (
     Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4}", _is_address),
     Rule("HIGH_ENTROPY", r"[A-Za-z0-9+/_\-]{40,}={0,2}", _is_random),
     # Wallets' private keys and the keys of W&B have no prefix, and too few kinds of characters.
-    Rule("HEX_KEY", r"\b(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})\b", _is_mixed),
+    Rule(HEX_KEY, r"\b(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})\b", _is_mixed),
 )
 
 

@@ -22,6 +22,7 @@ from babylon.core.types import Scored
 from babylon.dataset.messages import call_column
 from babylon.dataset.scores import ScoreColumns
 from babylon.dataset.scrub import ScrubError, cleaned, found, texts_of
+from babylon.dataset.secret_rules import HEX_KEY
 from babylon.quality.correctness import StepReward
 from babylon.store.published import Withheld
 
@@ -171,7 +172,8 @@ def scrubbed(row: dict[str, Any]) -> dict[str, Any]:
     """
     bare = {name: value for name, value in row.items() if name not in _IDS}
     bare["calls"] = [{**call, **dict.fromkeys(_TOKENS)} for call in row["calls"]]
-    if named := found(str(row[name]) for name in _IDS):
+    # A digest of 40 or 64 hexadecimal digits is a usual id.
+    if named := found(str(row[name]) for name in _IDS) - {HEX_KEY}:
         # The name itself is the secret, so the message gives the window only.
         raise ScrubError(
             f"a trajectory of window {row['window_id'][:16]} is not published: rule"

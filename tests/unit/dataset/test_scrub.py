@@ -144,6 +144,13 @@ def test_a_secret_in_an_id_refuses_the_row_by_rule_without_the_secret(column: st
     assert "bob" not in str(refused.value)
 
 
+@pytest.mark.parametrize("digest", ["0123456789abcdef0123456789abcdef01234567", "ab" * 31 + "09"])
+def test_a_digest_is_a_good_id_and_no_text_to_publish(digest: str) -> None:
+    assert scrubbed(row("nothing", agent_id=digest))["agent_id"] == digest
+    clean = scrubbed(row(f"the key is {digest}", agent_id=digest))
+    assert clean["scrubbed"] == ["HEX_KEY"] and clean["agent_id"] == digest
+
+
 def test_a_row_without_secrets_is_the_same_row() -> None:
     given = row("nothing")
     assert scrubbed(given) is given
