@@ -76,8 +76,8 @@ def _require_reachable(judge: JudgeSettings, setting: str, key: str) -> None:
 def _require_key(judge: JudgeSettings, key: str) -> None:
     if _OPENAI in judge.base_url and judge.api_key is None:
         raise ConfigError(
-            f"judge: {shown_url(judge.base_url)} needs a key: set {key}, or name another"
-            " OpenAI-compatible server (JUDGE_BASE_URL, or MODEL@URL in JUDGE_PANEL)"
+            f"judge: {shown_url(judge.base_url)} needs a key: set {key}, or set"
+            " JUDGE_BASE_URL to another OpenAI-compatible server"
         )
 
 

@@ -138,9 +138,9 @@ async def test_an_answer_that_was_left_early_takes_its_connection_along() -> Non
 async def test_silence_within_an_answer_has_a_limit_and_each_part_begins_it_anew() -> None:
     async with serving([LENGTH[:-1]]) as server:
         response = await server.http.ask("POST", server.url, "", b"{}")
-        assert await response.readany(60) == b"hell"
-        with pytest.raises(TimeoutError, match="nothing arrived for 60 s"):
-            await response.readany(60)
+        assert await response.readany(2) == b"hell"
+        with pytest.raises(TimeoutError, match="nothing arrived for 2 s"):
+            await response.readany(2)
         response.close()
 
 
