@@ -10,7 +10,7 @@ import time
 
 from prefect.cli import app
 
-from babylon.core.processes import MEMORY_CHECK_S, release_memory
+from babylon.core.processes import MEMORY_CHECK_S, release_memory, use_one_arena
 
 
 def _keep_memory_small() -> None:
@@ -20,5 +20,6 @@ def _keep_memory_small() -> None:
 
 
 if __name__ == "__main__":
+    use_one_arena()
     threading.Thread(target=_keep_memory_small, daemon=True).start()
     app()

@@ -38,6 +38,7 @@ _SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
 MEMORY_CHECK_S = 60.0
+_M_ARENA_MAX = -8  # of malloc.h
 _STABLE_S = 60.0  # a process that lived this long starts again at once
 
 
@@ -243,7 +244,8 @@ def rotate_logs(directory: Path, most: int = LOG_BYTES) -> None:
 
 
 async def keep_memory_small() -> None:
-    """Call ``release_memory`` once a minute, for ever."""
+    """Call ``release_memory`` once a minute, for ever, of one arena."""
+    use_one_arena()
     while True:
         await asyncio.sleep(MEMORY_CHECK_S)
         release_memory()
@@ -258,6 +260,16 @@ def release_memory() -> None:
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def use_one_arena() -> None:
+    """Let all threads that start from now on allocate from one arena, where glibc has several.
+
+    Each arena keeps its own free space between objects that live. The embedded engine held up to
+    100 MiB more with an arena for each thread.
+    """
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 async def exit_with_supervisor() -> None:

@@ -126,6 +126,10 @@ def _full(path: str, precision: Precision = "fp32", device: str | None = None) -
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
         )
         options["device_map"] = device
+    # safetensors 0.8 leaks 32 bytes a tensor that it reads from a mapped file. Small files are read
+    # without a map: an engine loads many of them.
+    if 0 < sum(file.stat().st_size for file in Path(path).glob("*.safetensors")) <= _LARGE:
+        options["disable_mmap"] = True
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
     refuse_other_inputs(model)
     if precision != "nf4":

@@ -1,4 +1,5 @@
 import gc
+import sys
 import weakref
 from pathlib import Path
 
@@ -80,6 +81,20 @@ def test_a_base_that_was_written_anew_is_another(base: Path) -> None:
     save_tiny_policy(base, seed=2)
     after, _ = load_policy(base, frozen=True)
     assert not torch.equal(logits(before), logits(after))
+
+
+def test_a_policy_that_goes_leaves_nothing_of_its_tensors(base: Path) -> None:
+    """safetensors keeps a number of each tensor that it reads from a mapped file."""
+
+    def load_and_drop(times: int) -> int:
+        for _ in range(times):
+            load_policy(base)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    tensors = len(load_policy(base)[0].state_dict())
+    before = load_and_drop(10)
+    assert load_and_drop(30) - before < 30 * tensors / 2
 
 
 def test_weights_that_are_not_frozen_are_not_shared(base: Path) -> None:
