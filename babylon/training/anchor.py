@@ -11,7 +11,6 @@ line without one, or with one that cannot be read, begins with its parent's weig
 several holds its part of the anchor.
 """
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from babylon.training.damaged import damage_logged
 from babylon.training.grpo.shards import collected, divided, local
 from babylon.training.trainable import Trainable
 
 ANCHOR_FILE = "anchor.pt"
-log = logging.getLogger(__name__)
 
 
 def load_anchor(trainable: Trainable, parent: Path | str) -> dict[str, Tensor]:
@@ -31,13 +30,10 @@ def load_anchor(trainable: Trainable, parent: Path | str) -> dict[str, Tensor]:
     path = Path(parent) / ANCHOR_FILE
     tuned = trainable.tuned
     now = {name: local(weight.detach()).cpu().clone() for name, weight in tuned.items()}
-    if not path.exists():
-        return now
-    try:
-        saved: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
-        log.warning("%s cannot be read, the anchor begins with the parent: %s", path, error)
-        return now
+    saved: dict[str, Tensor] = {}
+    if path.exists():
+        with damage_logged(path, "the anchor begins with the parent"):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
     return {
         name: local(divided(saved[name], tuned[name])).cpu()
         if name in saved and saved[name].shape == tuned[name].shape

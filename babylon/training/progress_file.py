@@ -32,6 +32,7 @@ from babylon.core.home import Home
 from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
+from babylon.training.damaged import damage_logged
 from babylon.training.grpo.diagnostics import RecordState
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
@@ -105,13 +106,10 @@ class ProgressFile:
         path = self._directory / PROGRESS_FILE
         if not path.exists():
             return None
-        try:
-            saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
-            # start over: raising would fail every retry of the update
-            logger.warning("%s cannot be read, the update starts over: %s", path, error)
-            return None
-        if saved.get("digest") != self._digest:
+        saved: dict[str, Any] | None = None
+        with damage_logged(path, "the update starts over"):  # else every retry would fail
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        if saved and saved.get("digest") != self._digest:
             logger.info("%s belongs to another update and is ignored", path)
             return None
         return saved

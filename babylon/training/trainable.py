@@ -12,7 +12,6 @@ of all layers tunes them. An adapter on all layers is on every linear layer exce
 the experts of a mixture, which are parameters and not layers. Routers keep their weights.
 """
 
-import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -43,6 +42,7 @@ from babylon.core.learning_settings import Precision
 from babylon.policies.checkpoint_files import adapter_base, make_portable
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.policies.load import is_adapter, load_policy, quiet_ranks
+from babylon.training.damaged import damage_logged
 from babylon.training.grpo.shards import collected, with_states
 from babylon.training.resize_adapter import resized
 
@@ -118,7 +118,6 @@ def _refuse(model: nn.Module, layers: TransferLayers) -> NoReturn:
     )
 
 
-logger = logging.getLogger(__name__)
 Tuning = Literal["full", "lora"]
 ADAM_BETAS = (0.9, 0.95)
 _OPTIMIZER_FILE = "optimizer.pt"
@@ -398,19 +397,17 @@ def _carry_over(trainable: Trainable, checkpoint: Path) -> None:
     path = checkpoint / _OPTIMIZER_FILE
     if not path.exists():
         return
-    tuned = trainable.tuned
-    try:
+    state: dict[str, Any] = {}
+    # The weights are whole: without momentum the next steps are as small as the first ones.
+    with damage_logged(path, "the optimiser starts over"):
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        fits = saved["names"] == list(tuned) and _fits(saved["state"]["state"], trainable)
-    except Exception as error:  # a damaged file can raise any error of pickle, zip and struct
-        # the weights are whole: without momentum the next steps are as small as the first ones
-        logger.warning("%s cannot be read, the optimiser starts over: %s", path, error)
-        return
-    if not fits:
-        logger.info("%s belongs to other parameters: the optimiser starts over", path)
+        if saved["names"] != list(trainable.tuned) or not _fits(saved["state"]["state"], trainable):
+            raise ModelError("it belongs to other parameters")
+        state = saved["state"]
+    if not state:
         return
     rates = [group["lr"] for group in trainable.optimizer.param_groups]
-    trainable.optimizer.load_state_dict(saved["state"])
+    trainable.optimizer.load_state_dict(state)
     for group, rate in zip(trainable.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 

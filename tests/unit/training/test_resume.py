@@ -198,7 +198,7 @@ def test_a_damaged_progress_is_said_and_the_update_starts_anew(
     }
     path.write_bytes(damaged[damage])
     assert directory.restore() is None
-    assert "cannot be read, the update starts over" in caplog.text
+    assert "cannot be used, the update starts over" in caplog.text
 
 
 def test_a_full_disk_leaves_neither_progress_nor_checkpoint(

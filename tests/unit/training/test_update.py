@@ -14,6 +14,7 @@ from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
 from babylon.training.anchor import in_force, load_anchor
+from babylon.training.damaged import damage_logged
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.trainable import Tuning, load_trainable
@@ -209,6 +210,11 @@ def test_a_damaged_anchor_begins_with_the_parent(
     anchor = load_anchor(trainable, tmp_path / "v1")
     assert "the anchor begins with the parent" in caplog.text
     assert all(torch.equal(weight, anchor[name]) for name, weight in trainable.tuned.items())
+
+
+def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), damage_logged(tmp_path, "it would start over"):
+        raise MemoryError
 
 
 def test_the_optimiser_of_a_rejected_update_goes_on(parent: Path, tmp_path: Path) -> None:
