@@ -23,7 +23,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
@@ -32,8 +31,6 @@ from babylon.policies.tokenizer import load_tokenizer
 
 # peft 0.21 reads an attribute that transformers 5 renamed.
 warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated", FutureWarning)
-# Keep progress bars out of our standard error.
-logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 _REASON = 300  # characters of an error: some are very long
 _LARGE = 64 * 2**20  # bytes of a base model; adapters of larger bases are not merged

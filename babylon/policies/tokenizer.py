@@ -6,6 +6,10 @@ from typing import Any, cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+# Keep the bars of models that are loaded and saved out of our standard error.
+disable_progress_bar()  # type: ignore[no-untyped-call]
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # Tools stand before the messages, calls and results where Hermes and Qwen write them.

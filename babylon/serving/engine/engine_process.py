@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
-from transformers.utils.logging import disable_progress_bar
 
 from babylon.core.api_keys import engine_secret
 from babylon.core.errors import ArtifactError, ModelError, StorageError
@@ -229,7 +228,6 @@ def main() -> None:
     parser.add_argument("--cache-gb", type=float, default=100.0, help="bound of their copies")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    disable_progress_bar()  # type: ignore[no-untyped-call]
     secret = engine_secret(options.home) if options.home else None
     home = Home(options.home.absolute(), options.store, options.cache_gb) if options.home else None
     app = make_app(home=home)
