@@ -18,6 +18,7 @@ from babylon.formats.import_files import guess_format, read_traces
 from babylon.formats.trace_rows import training_rows_of
 from babylon.policies.load import load_policy
 from babylon.training.call_tokens import scored_trajectories
+from babylon.training.damaged import damage_logged
 from babylon.training.grpo.forward import FittingForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.likelihood import free_memory
@@ -44,8 +45,10 @@ def best_so_far(
         raise ConfigError(
             f"RECALL_CHATS={chats}: {error.strerror}: name a file of chats, or unset it"
         ) from error
-    known = Path(parent) / RECALL_FILE
-    before = msgspec.json.decode(known.read_bytes(), type=Recall) if known.exists() else None
+    before: Recall | None = None
+    if (known := Path(parent) / RECALL_FILE).exists():
+        with damage_logged(known, "the line's best begins with the parent"):
+            before = msgspec.json.decode(known.read_bytes(), type=Recall)
     if before is None or before.chats != digest:
         nats = nats_of(parent, chats, max_tokens, precision)
         before = Recall(nats=nats, best=nats, chats=digest)

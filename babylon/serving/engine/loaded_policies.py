@@ -196,13 +196,19 @@ def load(name: str, path: str, version: int, precision: Precision = "fp32") -> L
     model, tokenizer = load_policy(path, frozen=True, precision=precision)
     if not tokenizer.chat_template:
         raise ModelError(f"{path} has no chat template: save its tokenizer with one")
+    context = getattr(model.config, "max_position_embeddings", None)
+    if context is None:
+        raise ModelError(
+            f"{path} has no max_position_embeddings, which bounds the embedded engine's answers:"
+            " serve it with ENGINE=vllm"
+        )
     policy = LoadedPolicy(
         name=name,
         version=version,
         path=path,
         model=model,
         tokenizer=tokenizer,
-        context=model.config.max_position_embeddings,
+        context=context,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         pad_token_id=tokenizer.pad_token_id or 0,
         precision=precision,

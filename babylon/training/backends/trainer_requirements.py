@@ -63,6 +63,11 @@ def _require_lora(training: TrainingSettings) -> None:
             f"KL_PENALTY={training.kl_penalty:g} has no counterpart in"
             f" TRAINER={training.trainer}: unset it, or set TRAINER=torch"
         )
+    if training.recall_chats:
+        raise ConfigError(
+            f"RECALL_CHATS={training.recall_chats} is not measured by TRAINER={training.trainer}:"
+            " unset it, or set TRAINER=torch"
+        )
 
 
 def require_art_local(training: TrainingSettings) -> None:

@@ -48,6 +48,14 @@ def test_the_best_of_the_line_is_handed_on(tmp_path: Path) -> None:
     assert best_so_far(str(tmp_path / "back"), other, None).best != back.best
 
 
+def test_a_damaged_figure_begins_with_the_parent(tmp_path: Path) -> None:
+    parent = save_tiny_policy(tmp_path / "parent", seed=0)
+    chats = write_chats(tmp_path / "chats.jsonl", "HOLD", count=2)
+    (parent / "recall.json").write_bytes(b'{"nats":')
+    recall = best_so_far(str(parent), chats, None)
+    assert recall.best == recall.nats == nats_of(str(parent), chats, None)
+
+
 def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
     base = save_tiny_policy(tmp_path / "base", seed=0)
     long = write_chats(tmp_path / "chats.jsonl", "x" * 600, count=1)  # the context is 512

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from transformers import BloomConfig, BloomForCausalLM
 
+from babylon.core.errors import ModelError
 from babylon.serving.engine.engine_process import POLICIES, SCHEDULER, make_app
 from babylon.serving.engine.loaded_policies import LoadedPolicy, load
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import SECRET
-from tests.tiny_policy import save_tiny_policy
+from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -68,6 +70,14 @@ async def long_answer(engine: TestClient[Any, Any]) -> AsyncIterator[Job]:
     (job,) = scheduler_of(engine)._running
     yield job
     response.close()
+
+
+def test_a_model_without_a_bound_is_refused(tmp_path: Path) -> None:
+    model = BloomForCausalLM(BloomConfig(vocab_size=259, hidden_size=16, n_layer=1, n_head=1))
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"no max_position_embeddings.* ENGINE=vllm"):
+        load("p", str(tmp_path), 0)
 
 
 @pytest.mark.parametrize("cleans_up", [False, True])

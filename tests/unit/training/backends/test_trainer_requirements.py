@@ -1,5 +1,6 @@
 """A trainer that cannot work here is refused before a window is claimed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ from tests.imported import imported_with
         ),
         ({"training": {"trainer": "serverless", "tuning": "full"}}, "k", "trains LoRA adapters"),
         ({"training": {"trainer": "serverless", "kl_penalty": 0.1}}, "k", "has no counterpart"),
+        (
+            {"training": {"trainer": "serverless", "recall_chats": Path("chats.jsonl")}},
+            "k",
+            "RECALL_CHATS=chats.jsonl is not measured",
+        ),
         (
             {"training": {"trainer": "art-local"}},
             "",
