@@ -31,7 +31,7 @@ async def retire(settings: Settings) -> tuple[int, ...]:
     versions: tuple[int, ...] = ()
     failures: list[Exception] = []
     with _noted(failures):
-        async with open_store(settings) as store:
+        async with open_store(settings, game_may_be_away=True) as store:
             with _noted(failures):
                 versions = await retire_checkpoints(store, settings)
             with _noted(failures):

@@ -25,6 +25,7 @@ from babylon.store.flow_state import read_flow_state
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
+from babylon.tasks import retire
 from tests.deployments import three_policies
 from tests.integration.game import insert_real_window
 from tests.switchable_relay import SwitchableRelay
@@ -224,7 +225,7 @@ async def test_a_window_that_changes_again_hours_later_alerts_once(
     assert [event["event"] for event in heard].count("babylon.judge.budget") == 1
 
 
-async def test_an_outage_of_the_game_hides_no_news_and_stops_no_start(
+async def test_an_outage_of_the_game_hides_no_news_and_stops_neither_start_nor_retention(
     blank_database_url: str, store: Store, settings: Settings
 ) -> None:
     game_settings = settings.replace(database={"url": SecretStr(blank_database_url)})
@@ -248,6 +249,7 @@ async def test_an_outage_of_the_game_hides_no_news_and_stops_no_start(
         with pytest.raises(DatabaseError, match="correct GAME_DATABASE_URL"):
             async with open_store(apart):
                 pass
+        assert await retire.retire.fn(apart) == ()
         await Supervisor(apart)._prepare()
         async with Supervisor(apart)._opening() as without:
             assert "window.failed" in await told(without, apart)
