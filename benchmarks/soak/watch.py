@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -162,8 +163,8 @@ def slope(moments: Sequence[float], values: Sequence[float]) -> Slope | None:
 
 def _size(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*"):
-        with suppress(OSError):
-            if path.is_file():
-                total += path.stat().st_blocks * 512
+    for folder, _, files in os.walk(directory):  # passes over folders that vanish meanwhile
+        for name in files:
+            with suppress(OSError):
+                total += os.stat(os.path.join(folder, name)).st_blocks * 512
     return total
