@@ -39,10 +39,11 @@ class EmbeddedModelRecipe:
     # short prompts. A model without such lessons keeps the name that it had before there were any.
     reading_steps: int = field(default=0, repr=False)
     short_steps: int = field(default=0, repr=False)
+    edition: int = field(default=0, repr=False)  # of prompts and teachers: of the frozen suite
 
     @property
     def name(self) -> str:
-        lessons = (self.reading_steps, self.short_steps)
+        lessons = (self.reading_steps, self.short_steps, self.edition)
         inputs = repr(self) + (repr(lessons) if any(lessons) else "")
         digest = hashlib.sha256(inputs.encode()).hexdigest()[:6]
         game = "" if self.game == "starter" else f"-{self.game}"
@@ -60,6 +61,7 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         short_steps=200,
         reading_steps=650,
         tokenizer_chats=1000,
+        edition=5,
     ),
 }
 """Recipes by the game whose prompts the model knows: ``BASE_MODEL=embedded:hour``."""

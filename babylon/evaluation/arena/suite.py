@@ -45,7 +45,7 @@ SUITES = {
     suite.name: suite
     for suite in (
         Suite(name="starter", version=2, rules=STARTER, scenarios=512),
-        Suite(name="hour", version=4, rules=HOUR, scenarios=64),
+        Suite(name="hour", version=5, rules=HOUR, scenarios=64),
     )
 }
 

@@ -96,7 +96,8 @@ def system_prompt(rules: Rules) -> str:
 def _market(game: Seat) -> list[str]:
     """Return the lines about the market.
 
-    Constant lines come first, so that the prompts of one hour share a longer prefix.
+    Constant lines come first, so that the prompts of an hour share a longer prefix. Prices that the
+    agent's own trades move come last, so that all agents of a minute share the text before them.
     """
     minute, ticks = game.market.minute_of_day, game.scenario.rules.ticks
     lines = ["Questions:"]
@@ -110,14 +111,14 @@ def _market(game: Seat) -> list[str]:
         lines += [f"{p.ticker} {p.name}, funding {p.funding_rate:+.3%}" for p in perps]
         due = _clock(minute + FUNDING_MINUTES - minute % FUNDING_MINUTES)
         now += f", next funding at {due}"
-    lines += [f"{now}. Prices:", *_questions(game), *_perps(game)]
+    lines += [f"{now}.", *_perps(game)]
     if news := _earlier_news(game):
         lines += ["Earlier news:", *news]
     if headline := game.scenario.news[game.tick]:
         lines.append(_headline(headline))
     if posts := game.market.feed.posts[-RECENT:]:
         lines += ["Feed:", *(line for post in posts for line in _post(post))]
-    return lines
+    return [*lines, "Prices:", *_questions(game)]
 
 
 def _questions(game: Seat) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from babylon.core.errors import ModelError
+from babylon.evaluation.arena.suite import SUITES
 from babylon.game.market.scenario import HOUR
 from babylon.game.market.transcripts import varied_choices
 from babylon.policies.load import load_policy
@@ -102,6 +103,7 @@ def test_a_game_has_an_embedded_model_of_its_own_and_an_unknown_one_is_named(
     short = len(render_prompt(tokenizer, prompt))
     assert short < len(prompt[0]["content"] + prompt[1]["content"]) / 3  # its words are tokens
     assert EmbeddedModelRecipe(seed=3).name == RECIPES["starter"](3).name
+    assert RECIPES["hour"](3).edition == SUITES["hour"].version  # else an old base would be kept
     for name, game in {"embedded:chess": "chess", "embedded": ""}.items():
         with pytest.raises(ModelError, match=f"no game '{game}': choose embedded:starter or"):
             resolve_base(name, tmp_path, 0)

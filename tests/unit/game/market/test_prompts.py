@@ -50,21 +50,34 @@ def test_an_hour_is_shown_market_first_and_what_is_private_last() -> None:
         "Perpetual futures:\n"
         "OPNAI OPNAI Inc., funding +0.012%\n"
         "NVDT NVDT Inc., funding +0.000%\n"
-        "It is 08:00 UTC, minute 3 of 4, next funding at 16:00. Prices:\n"
-        "m1 resolved YES\n"
-        "m2 YES $0.50, NO $0.50, YES/NO shares 500/500\n"
+        "It is 08:00 UTC, minute 3 of 4, next funding at 16:00.\n"
         "OPNAI $210.00 (+5.0%)\n"
         "NVDT $50.00 (+0.0%)\n"
         "Top gainers: OPNAI +5.0%\n"
         "Feed:\n"
         "p1 moon_maxi: m2: up only\n"
         "  agent-2: source?\n"
+        "Prices:\n"
+        "m1 resolved YES\n"
+        "m2 YES $0.50, NO $0.50, YES/NO shares 500/500\n"
         "You are agent-1. Strategy: bold: large stakes as soon as the evidence is clear.\n"
         "Balance $899.44, P&L $+24.44.\n"
         "Open positions:\n"
         "OPNAI long $500.00 from $200.00, leverage 5.0, liquidation at $164.00, P&L $+25.00\n"
         "Your last action failed: market 'm9' does not exist: choose one of m2"
     )
+
+
+def test_agents_in_worlds_of_their_own_share_all_that_their_trades_do_not_move() -> None:
+    trader, watcher = (Game(make_scenario(3, HOUR)) for _ in range(2))
+    for _ in range(7):
+        trader.act(Order("m1", OrderKind.BUY_YES, 50))
+        watcher.act(Hold())
+    (shared, _, own), (before, _, others) = (
+        user_prompt(game).partition("\nPrices:\n") for game in (trader, watcher)
+    )
+    assert shared == before and own != others
+    assert "Top losers: " in shared and "Earlier news:\n" in shared and "Feed:\n" in shared
 
 
 def test_news_are_shown_as_they_come_the_last_five() -> None:
