@@ -90,8 +90,14 @@ class MarketOutcomesTracker:
         """Record the resolution of a question. It belongs to the window of its time.
 
         Raises:
-            RecorderError: the question was neither given nor recorded with a probability.
+            RecorderError: the outcome is neither YES nor NO, or the question was neither given nor
+                recorded with a probability.
         """
+        if outcome not in ("YES", "NO"):  # anything else would count as NO
+            raise RecorderError(
+                f"the outcome of {market_id} is a {type(outcome).__name__} other than 'YES' and"
+                " 'NO': give one of them"
+            )
         if question is not None:
             self._questions[market_id] = storable(question)
         if market_id not in self._questions:

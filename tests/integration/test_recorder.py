@@ -270,6 +270,15 @@ async def test_impossible_observations_are_refused(store: Store, price: float) -
         tracker.price("X" * 21, 1.0)
 
 
+@pytest.mark.parametrize("outcome", ["yes", True, None])
+async def test_an_outcome_in_other_words_is_refused_and_not_taken_for_no(
+    store: Store, outcome: Any
+) -> None:
+    tracker = MarketOutcomesTracker(store)
+    with pytest.raises(RecorderError, match=r"outcome of m is a \w+ other than 'YES' and 'NO'"):
+        tracker.resolve("m", outcome, question="?")
+
+
 _OUTCOMES = """
     SELECT id, "stockTicker", "startPrice", "endPrice", "changePercent", sentiment, question,
         outcome, "finalProbability"
