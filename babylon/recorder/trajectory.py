@@ -113,6 +113,18 @@ def to_json(value: object, what: str) -> str:
     return storable_json(text)
 
 
+def check_utf8(name: str, what: str) -> None:
+    """Check a name now, because a write that fails on it could never be repeated with success.
+
+    Raises:
+        RecorderError: the name holds half a surrogate pair.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise RecorderError(f"{what} {name!r:.80} is not UTF-8: send whole characters") from error
+
+
 def milliseconds(at: datetime) -> int:
     """Return milliseconds since 1970, UTC."""
     return round(at.timestamp() * 1000)
@@ -317,12 +329,15 @@ class TrajectoryRecorder:
         """Start a trajectory and return its id. The default scenario is the window.
 
         Raises:
-            RecorderError: the scenario id is too long, or the trajectory is open already.
+            RecorderError: the scenario id is too long, an id is not UTF-8, or the trajectory is open
+                already.
         """
         start = moment_in_utc(at, self._clock)
         window = window_at(start, self._minutes)
         name = trajectory_id or uuid4().hex
         scenario = scenario_id or window.id
+        for given, what in ((name, "trajectory"), (agent_id, "agent"), (scenario, "scenario")):
+            check_utf8(given, f"{what} id")
         if len(scenario) > MAX_SCENARIO_ID:
             raise RecorderError(
                 f"scenario id {scenario!r} is longer than {MAX_SCENARIO_ID} characters: shorten it"
@@ -421,7 +436,7 @@ async def insert_trajectory(
         await connection.execute(
             'INSERT INTO "User" (id, username, "displayName", "isAgent")'
             " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
-            row["agentId"],
+            storable(str(row["agentId"])),
         )
     try:
         await connection.executemany(*insert_statement("trajectories", [row]))

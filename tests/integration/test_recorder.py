@@ -270,6 +270,18 @@ async def test_impossible_observations_are_refused(store: Store, price: float) -
         tracker.price("X" * 21, 1.0)
 
 
+async def test_ids_are_checked_before_a_step_is_recorded_under_them(store: Store) -> None:
+    """A finish that fails on an id fails each time, and the play is lost."""
+    recorder = TrajectoryRecorder(store)
+    for ids in ({"agent_id": "a\ud800"}, {"scenario_id": "s\ud800"}, {"trajectory_id": "t\ud800"}):
+        with pytest.raises(RecorderError, match=r"id '\w\\ud800' is not UTF-8"):
+            recorder.start(**{"agent_id": "agent-1", **ids}, at=START)
+    name = recorder.start("agent\0", at=START)
+    _step(recorder, name, 1)
+    await recorder.finish(name, at=START + timedelta(seconds=3))
+    assert await store.pool.fetchval('SELECT "agentId" FROM trajectories') == "agent\ufffd"
+
+
 @pytest.mark.parametrize("outcome", ["yes", True, None])
 async def test_an_outcome_in_other_words_is_refused_and_not_taken_for_no(
     store: Store, outcome: Any
