@@ -282,6 +282,25 @@ async def test_ids_are_checked_before_a_step_is_recorded_under_them(store: Store
     assert await store.pool.fetchval('SELECT "agentId" FROM trajectories') == "agent\ufffd"
 
 
+async def test_no_name_keeps_the_other_observations_from_being_saved(store: Store) -> None:
+    tracker = MarketOutcomesTracker(store)
+    for refused in (
+        lambda: tracker.price("X\ud800", 1.0, at=START),
+        lambda: tracker.probability("m\ud800", "?", 0.5, at=START),
+        lambda: tracker.probability("m", "?\ud800", 0.5, at=START),
+        lambda: tracker.resolve("m", "YES", question="?\ud800", at=START),
+    ):
+        with pytest.raises(RecorderError, match="is not UTF-8"):
+            refused()
+    tracker.price("X\0", 1.0, at=START)
+    tracker.probability("m\0", "Will it?", 0.5, at=START)
+    tracker.resolve("m\0", "YES", at=START)
+    assert await tracker.write(WINDOW_ID) == 2
+    told = 'SELECT coalesce("stockTicker", "predictionMarketId"), question FROM market_outcomes'
+    rows = {tuple(row) for row in await store.pool.fetch(told)}
+    assert rows == {("X\ufffd", None), ("m\ufffd", "Will it?")}
+
+
 @pytest.mark.parametrize("outcome", ["yes", True, None])
 async def test_an_outcome_in_other_words_is_refused_and_not_taken_for_no(
     store: Store, outcome: Any
