@@ -5,6 +5,8 @@ agent that plays across the boundary finishes one trajectory and starts the next
 """
 
 import json
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,12 +105,13 @@ def to_json(value: object, what: str) -> str:
     """Return compact JSON as JavaScript writes it, with NUL characters replaced.
 
     Raises:
-        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type.
+        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type, or
+            is nested too deep.
     """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         text.encode()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecorderError(f"{what} cannot be stored as JSON: {error}") from error
     return storable_json(text)
 
@@ -192,6 +195,13 @@ class OpenTrajectory:
                 f"step {number}: its state has {'an' if has_pnl else 'no'} {_PNL}, unlike the first"
                 " step's: send the lifetime P&L in every step or in none"
             )
+        number_given = isinstance(reward, int | float) and abs(reward) <= sys.float_info.max
+        total = self.total_reward + reward if number_given else math.nan
+        if not math.isfinite(total):  # no finish could store it
+            raise RecorderError(
+                f"step {number}: reward {reward!r:.80} is no finite number, or not in sum with"
+                f" {self.total_reward!r}: send a finite number"
+            )
         step = encode_step(
             number, at, environment_state, provider_accesses, llm_calls, action, reward
         )
@@ -200,7 +210,7 @@ class OpenTrajectory:
         self.steps.append(step)
         self.calls.extend(calls)
         self.last = max(self.last, at)
-        self.total_reward += reward
+        self.total_reward = total
         self.counts["errors"] += not action.success
         self.counts["trades"] += action.success and action.is_trade
         self.counts["posts"] += action.success and action.action_type == "CREATE_POST"

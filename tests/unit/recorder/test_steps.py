@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -108,6 +109,7 @@ def test_a_state_needs_no_field_and_its_pnl_is_read_as_zero_then() -> None:
         ({"state": {**STATE, "agentPnL": float("inf")}}, "Out of range float"),
         ({"calls": [_call(response="\ud800")]}, "surrogates not allowed"),
         ({"state": {**STATE, "object": object()}}, "not JSON serializable"),
+        ({"state": {**STATE, "deep": reduce(lambda inner, _: [inner], range(9000), 1)}}, "recursion"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -133,3 +135,11 @@ def test_trades_are_told_by_their_action_type(action_type: str, trade: bool) -> 
 
 def test_the_games_times_are_utc_without_zone() -> None:
     assert game_time(AT) == datetime(2025, 11, 14, 9, 2, 0, 20_000)
+
+
+@pytest.mark.parametrize("reward", [None, "1", 10**400, float("nan"), float("-inf"), 1e308])
+def test_a_reward_that_no_finish_could_store_adds_no_step(reward: Any) -> None:
+    played = OpenTrajectory("t1", "agent-1", "s1", window_at(AT), AT, AT, total_reward=1e308)
+    with pytest.raises(RecorderError, match=r"step 0: reward .* is no finite number"):
+        played.add_step(AT, STATE, [_call()], HOLD, reward)
+    assert (played.steps, played.calls, played.total_reward) == ([], [], 1e308)
