@@ -25,8 +25,9 @@ from babylon.store import Store, require_recordable
 from babylon.store.connection import Connection
 
 MAX_SCENARIO_ID = 100  # characters in the game's column
-_MAX_DURATION_MS = 2**31 - 1  # the game's column; an agent may be finished weeks after its play
+_MAX_INTEGER = 2**31 - 1  # in the game's columns
 _PNL = "agentPnL"
+_COUNTS = ("latency_ms", "max_tokens", "prompt_tokens", "completion_tokens")  # of a call
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
 
@@ -82,6 +83,12 @@ def encode_step(
                 f"step {number}: a call has response {call.response!r:.80} and purpose"
                 f" {call.purpose!r}: give a text, and one of {', '.join(sorted(PURPOSES))}"
             )
+        for name in _COUNTS:  # else the finish would fail, each time
+            if (getattr(call, name) or 0) > _MAX_INTEGER:
+                raise RecorderError(
+                    f"step {number}: a call's {name} is {getattr(call, name)}: send at most"
+                    f" {_MAX_INTEGER}"
+                )
     return to_json(
         {
             "stepNumber": number,
@@ -243,7 +250,8 @@ def trajectory_row(
         "agentId": played.agent_id,
         "startTime": game_time(played.start),
         "endTime": game_time(end),
-        "durationMs": min(milliseconds(end) - milliseconds(played.start), _MAX_DURATION_MS),
+        # An agent may be finished weeks after its play.
+        "durationMs": min(milliseconds(end) - milliseconds(played.start), _MAX_INTEGER),
         "windowId": played.window.id,
         "windowHours": -(-played.window.minutes // 60),  # rounded up
         "episodeId": f"{played.window.id}-{milliseconds(end)}",
@@ -287,7 +295,7 @@ def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datet
         "topP": call.top_p,
         "promptTokens": call.prompt_tokens,
         "completionTokens": call.completion_tokens,
-        "totalTokens": None if None in tokens else sum(n or 0 for n in tokens),
+        "totalTokens": None if None in tokens else min(sum(n or 0 for n in tokens), _MAX_INTEGER),
         "metadata": to_json(
             {} if call.model_version is None else {"modelVersion": call.model_version}, call_id
         ),
@@ -339,7 +347,7 @@ class TrajectoryRecorder:
         """Start a trajectory and return its id. The default scenario is the window.
 
         Raises:
-            RecorderError: the scenario id is too long, an id is not UTF-8, or the trajectory is open
+            RecorderError: an id is not UTF-8, the scenario's is too long, or the trajectory is open
                 already.
         """
         start = moment_in_utc(at, self._clock)
