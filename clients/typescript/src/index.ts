@@ -195,9 +195,13 @@ export class TrajectoryPlay {
   }
 }
 
-/** A header's value as it is, or percent-encoded (RFC 8187): headers are ASCII. */
+/**
+ * A header's value as it is, or percent-encoded (RFC 8187): headers are ASCII, and blanks at the ends
+ * are lost on the way.
+ */
 function ascii(value: string): string {
-  return /^[ -~]*$/.test(value) ? value : `utf-8''${encodeURIComponent(value)}`;
+  const plain = /^[ -~]*$/.test(value) && value === value.trim();
+  return plain ? value : `utf-8''${encodeURIComponent(value)}`;
 }
 
 async function read(answer: Response): Promise<EventResult[]> {
