@@ -83,11 +83,16 @@ def load_evaluator(name: str) -> Evaluator[object]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
+        evaluator: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
     except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
         raise ConfigError(
             f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
         ) from error
-    evaluator: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+    except Exception as error:  # the user's module, class or function may raise anything
+        raise ConfigError(
+            f"EVALUATOR={name}: {error!r}; give a class or function without arguments, or an"
+            " instance, in a module that imports"
+        ) from error
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")

@@ -112,6 +112,9 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     for name in ("nowhere.at_all:thing", ":thing"):
         with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
             load_evaluator(name)
+    for name in (f"{__name__}:PlayScore", f"{RecordedPrompts.__module__}:RecordedPrompts"):
+        with pytest.raises(ConfigError, match=r"TypeError.*give a class or function without argu"):
+            load_evaluator(name)
 
 
 @pytest.mark.parametrize(
