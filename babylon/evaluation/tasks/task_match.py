@@ -74,6 +74,11 @@ async def _played(
 ) -> PlayScore:
     seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
     score = await evaluator.play(world, policy, seed)
+    if not isinstance(score, PlayScore):
+        raise ArenaError(
+            f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
+            " PlayScore(value=...)"
+        )
     # A misspelt name would count as no harm in both policies, and guard nothing.
     if unknown := sorted(score.guardrails.keys() - evaluator.guardrails.keys()):
         raise ArenaError(

@@ -105,6 +105,15 @@ async def test_a_misspelt_harm_fails_the_gate() -> None:
         await play_task(coin, POLICY, named("0.9/0.2"), coin.worlds("s", 64, []))
 
 
+async def test_a_bare_number_is_no_score() -> None:
+    class Bare(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            return 1.0  # type: ignore[return-value]
+
+    with pytest.raises(ArenaError, match=r"world 0: .* returned a float: return PlayScore\(value"):
+        await play_task(Bare(), POLICY, POLICY, ["w"])
+
+
 def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
