@@ -47,8 +47,9 @@ async def play_task(
     """Let both play the worlds, batch by batch, until there is a ruling.
 
     Raises:
-        ArenaError: There is no world, a score lies outside the evaluator's bounds, or a play
-            reports a harm that is none of the evaluator's guardrails.
+        ArenaError: There is no world, a play returns no score, its score lies outside the
+            evaluator's bounds, or it reports a harm that is none of the evaluator's guardrails or
+            no finite number.
     """
     if not worlds:
         raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
@@ -84,6 +85,12 @@ async def _played(
         raise ArenaError(
             f"world {number}: the play reports {', '.join(unknown)}, but the evaluator's guardrails"
             f" are {', '.join(sorted(evaluator.guardrails)) or 'none'}: use the same names"
+        )
+    # One of the champion's would reject any challenger, whatever it does.
+    if odd := sorted(name for name, harm in score.guardrails.items() if not np.isfinite(harm)):
+        raise ArenaError(
+            f"world {number}: the harm {odd[0]} is {score.guardrails[odd[0]]}: report a number, 0"
+            " without harm"
         )
     if not evaluator.lowest <= score.value <= evaluator.highest:
         raise ArenaError(

@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import gymnasium
@@ -103,6 +104,17 @@ async def test_a_misspelt_harm_fails_the_gate() -> None:
         ArenaError, match="reports refunds, but the evaluator's guardrails are refu"
     ):
         await play_task(coin, POLICY, named("0.9/0.2"), coin.worlds("s", 64, []))
+
+
+@pytest.mark.parametrize("harm", [math.nan, math.inf])
+async def test_a_harm_of_the_champion_that_is_no_number_rejects_no_challenger(harm: float) -> None:
+    class Odd(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            score = await super().play(world, policy, seed)
+            return replace(score, guardrails={"refunds": harm}) if policy is POLICY else score
+
+    with pytest.raises(ArenaError, match=f"world 0: the harm refunds is {harm}: report a number"):
+        await play_task(Odd(), POLICY, named("0.9"), [f"s-{number}" for number in range(64)])
 
 
 async def test_a_bare_number_is_no_score() -> None:
