@@ -51,7 +51,7 @@ async def play_task(
             evaluator's bounds, or it reports a harm that is none of the evaluator's guardrails or
             no finite number.
     """
-    if not worlds:
+    if len(worlds) == 0:  # also of an array
         raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
     before: list[PlayScore] = []
     after: list[PlayScore] = []

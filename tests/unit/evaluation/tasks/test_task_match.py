@@ -76,6 +76,11 @@ async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -
         await play_task(coin, POLICY, POLICY, [])
 
 
+async def test_worlds_may_be_an_array() -> None:
+    match = await play_task(Coin(), POLICY, POLICY, np.arange(64).astype(str))  # type: ignore[arg-type]
+    assert len(match.champion) == 64
+
+
 async def test_no_play_goes_on_once_one_has_failed() -> None:
     """Plays may call a paid judge, and the policies' engine is about to end."""
     begun: list[str] = []
