@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 from openai import AsyncOpenAI
 
+from babylon.core.errors import ArenaError
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import engine_table
 from babylon.evaluation.arena.held_out import held_out_play
@@ -39,8 +40,13 @@ async def task_verdict(
         ServingError: The engine that serves does not load a policy.
     """
     evaluator = await asyncio.to_thread(load_evaluator, name)
-    recorded, _ = await held_out_play(store, trained)
+    recorded, problem = await held_out_play(store, trained)
     worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
+    if len(worlds) == 0 and not recorded:  # some evaluators make their worlds of recorded play only
+        raise ArenaError(
+            f"EVALUATOR={name} made no worlds without recorded play ({problem}): set"
+            " TARGET_TRAJECTORIES below the size of a window, so that dropout holds play out"
+        )
     async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)
