@@ -56,9 +56,11 @@ class MarketOutcomesTracker:
         Raises:
             RecorderError: the price or the ticker does not fit its column.
         """
-        if not 0 < price_usd <= _MAX_PRICE_USD:  # false for NaN too
+        # The first is false for NaN too. Less than half a cent would be stored as 0, and the ticker
+        # would have no outcome.
+        if not 0 < price_usd <= _MAX_PRICE_USD or not _decimal(price_usd, 2):
             raise RecorderError(
-                f"price of {ticker}: {price_usd!r} is not in (0, {_MAX_PRICE_USD:.2f}]"
+                f"price of {ticker}: {price_usd!r} is not in [0.01, {_MAX_PRICE_USD:.2f}]"
             )
         if len(ticker) > _MAX_TICKER:
             raise RecorderError(

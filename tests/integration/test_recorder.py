@@ -257,7 +257,7 @@ async def test_outcomes_of_an_unfinished_window_are_not_written(store: Store) ->
         await tracker.write(WINDOW_ID)
 
 
-@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), 1e9])
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), 1e9, 0.004])
 async def test_impossible_observations_are_refused(store: Store, price: float) -> None:
     tracker = MarketOutcomesTracker(store)
     with pytest.raises(RecorderError, match="price of X"):
