@@ -428,12 +428,18 @@ class TrajectoryRecorder:
             status=status,
             knowledge=game_knowledge or {},
         )
-        failpoint("recorder.before")
-        async with self._store.pool.acquire() as connection, connection.transaction():
-            await insert_trajectory(self._store, connection, row, played.calls)
-        failpoint("recorder.after")
-        # Last: after an error, the caller can finish the trajectory again.
+        # A step that comes meanwhile must be refused, for the row would not hold it.
         del self._open[trajectory_id]
+        stored = False
+        try:
+            failpoint("recorder.before")
+            async with self._store.pool.acquire() as connection, connection.transaction():
+                await insert_trajectory(self._store, connection, row, played.calls)
+            failpoint("recorder.after")
+            stored = True
+        finally:
+            if not stored:  # the caller can finish the trajectory again
+                self._open[trajectory_id] = played
 
     def _find(self, trajectory_id: str) -> OpenTrajectory:
         played = self._open.get(trajectory_id)

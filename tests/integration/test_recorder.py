@@ -270,6 +270,18 @@ async def test_impossible_observations_are_refused(store: Store, price: float) -
         tracker.price("X" * 21, 1.0)
 
 
+async def test_a_step_that_comes_during_the_finish_is_refused_and_not_lost(store: Store) -> None:
+    recorder = TrajectoryRecorder(store)
+    name = recorder.start("agent-1", at=START)
+    _step(recorder, name, 1)
+    finish = asyncio.create_task(recorder.finish(name, at=START + timedelta(seconds=3)))
+    await asyncio.sleep(0)  # it waits for the database
+    with pytest.raises(RecorderError, match="is not open"):
+        _step(recorder, name, 2)
+    await finish
+    assert await store.pool.fetchval('SELECT "episodeLength" FROM trajectories') == 1
+
+
 async def test_ids_are_checked_before_a_step_is_recorded_under_them(store: Store) -> None:
     """A finish that fails on an id fails each time, and the play is lost."""
     recorder = TrajectoryRecorder(store)
