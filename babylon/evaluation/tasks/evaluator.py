@@ -88,7 +88,7 @@ def load_evaluator(name: str) -> Evaluator[object]:
         raise ConfigError(
             f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
         ) from error
-    except Exception as error:  # the user's module, class or function may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(
             f"EVALUATOR={name}: {error!r}; give a class or function without arguments, or an"
             " instance, in a module that imports"

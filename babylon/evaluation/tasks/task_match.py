@@ -74,7 +74,13 @@ async def _played(
     evaluator: Evaluator[object], world: object, policy: Endpoint, number: int
 ) -> PlayScore:
     seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
-    score = await evaluator.play(world, policy, seed)
+    try:
+        score = await evaluator.play(world, policy, seed)
+    except SystemExit as error:  # it would end the worker without a word
+        raise ArenaError(
+            f"world {number}: the evaluator's play called sys.exit: raise an error, or return a low"
+            " score"
+        ) from error
     if not isinstance(score, PlayScore):
         raise ArenaError(
             f"world {number}: the evaluator's play returned a {type(score).__name__}: return"

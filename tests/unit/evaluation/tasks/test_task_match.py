@@ -122,6 +122,21 @@ async def test_a_harm_of_the_champion_that_is_no_number_rejects_no_challenger(ha
         await play_task(Odd(), POLICY, named("0.9"), [f"s-{number}" for number in range(64)])
 
 
+async def test_an_evaluator_that_exits_does_not_end_the_worker() -> None:
+    class Exits(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            raise SystemExit(2)
+
+    with pytest.raises(ArenaError, match=r"world 0: .* called sys\.exit: raise an error"):
+        await play_task(Exits(), POLICY, POLICY, ["w"])
+    with pytest.raises(ConfigError, match=r"SystemExit\(3\); give a class or function"):
+        load_evaluator(f"{__name__}:exits")
+
+
+def exits() -> Coin:
+    raise SystemExit(3)
+
+
 async def test_a_bare_number_is_no_score() -> None:
     class Bare(Coin):
         async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
