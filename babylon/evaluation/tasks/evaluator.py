@@ -18,7 +18,7 @@ does P&L: a challenger that is no better passes at most 2.5 % of the gates.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 from typing import Protocol, TypeVar
 
 from openai import AsyncOpenAI
@@ -100,5 +100,14 @@ def load_evaluator(name: str) -> Evaluator[object]:
         raise ConfigError(
             f"EVALUATOR={name}: lowest {evaluator.lowest} and highest {evaluator.highest} must be"
             " numbers in this order: cut the scores to bounds of your choice"
+        )
+    limits = evaluator.guardrails
+    # No rise is within a limit of NaN, so every challenger would be rejected.
+    if not isinstance(limits, Mapping) or any(
+        not isinstance(limit, int | float) or isnan(limit) for limit in limits.values()
+    ):
+        raise ConfigError(
+            f"EVALUATOR={name}: guardrails {limits!r:.80}: map each harm's name to a number, the"
+            " largest rise of its mean"
         )
     return evaluator

@@ -171,6 +171,21 @@ def test_scores_without_bounds_are_refused(
         load_evaluator(f"{__name__}:Coin")
 
 
+@pytest.mark.parametrize(
+    "limits", [["refunds"], {"refunds": math.nan}, {"refunds": "5 %"}], ids=str
+)
+def test_guardrails_without_limits_are_refused(
+    limits: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Limited(Coin):
+        def __init__(self) -> None:
+            self.guardrails = limits  # type: ignore[assignment]
+
+    monkeypatch.setitem(globals(), "limited", Limited())
+    with pytest.raises(ConfigError, match=r"guardrails .*: map each harm's name to a number"):
+        load_evaluator(f"{__name__}:limited")
+
+
 PLAYED = {
     **{"trajectory_id": "t", "agent_id": "a", "window_id": "w", "scenario_id": "w"},
     **{"start": "2025-11-14T09:00:00Z", "end": "2025-11-14T10:00:00Z", "pnl_usd": 0.0},
