@@ -80,19 +80,7 @@ def load_evaluator(name: str) -> Evaluator[object]:
     Raises:
         ConfigError: It cannot be imported, or lacks a part of the protocol.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-        evaluator: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
-    except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
-        raise ConfigError(
-            f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
-        ) from error
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise ConfigError(
-            f"EVALUATOR={name}: {error!r}; give a class or function without arguments, or an"
-            " instance, in a module that imports"
-        ) from error
+    evaluator = _found(name)
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
@@ -111,3 +99,20 @@ def load_evaluator(name: str) -> Evaluator[object]:
             " largest rise of its mean"
         )
     return evaluator
+
+
+def _found(name: str) -> Evaluator[object]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        made: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+    except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
+        raise ConfigError(
+            f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
+        ) from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ConfigError(
+            f"EVALUATOR={name}: {error!r}; give a class or function without arguments, or an"
+            " instance, in a module that imports"
+        ) from error
+    return made

@@ -17,6 +17,8 @@ from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.policies import Policy
 
+HOLD_OUT = "set TARGET_TRAJECTORIES below the size of a window, so that dropout holds play out"
+
 
 async def task_verdict(
     store: Store,
@@ -42,11 +44,8 @@ async def task_verdict(
     evaluator = await asyncio.to_thread(load_evaluator, name)
     recorded, problem = await held_out_play(store, trained)
     worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
-    if len(worlds) == 0 and not recorded:  # some evaluators make their worlds of recorded play only
-        raise ArenaError(
-            f"EVALUATOR={name} made no worlds without recorded play ({problem}): set"
-            " TARGET_TRAJECTORIES below the size of a window, so that dropout holds play out"
-        )
+    if len(worlds) == 0 and not recorded:  # some evaluators need recorded play for their worlds
+        raise ArenaError(f"EVALUATOR={name} made no worlds, with {problem}: {HOLD_OUT}")
     async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)

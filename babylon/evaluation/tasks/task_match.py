@@ -47,9 +47,8 @@ async def play_task(
     """Let both play the worlds, batch by batch, until there is a ruling.
 
     Raises:
-        ArenaError: There is no world, a play returns no score, its score lies outside the
-            evaluator's bounds, or it reports a harm that is none of the evaluator's guardrails or
-            no finite number.
+        ArenaError: There is no world, a play returns no score or one outside the evaluator's
+            bounds, or it reports a harm that is no guardrail of the evaluator or no finite number.
     """
     if len(worlds) == 0:  # also of an array
         raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
@@ -81,6 +80,11 @@ async def _played(
             f"world {number}: the evaluator's play called sys.exit: raise an error, or return a low"
             " score"
         ) from error
+    _check(evaluator, score, number)
+    return score
+
+
+def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
     if not isinstance(score, PlayScore):
         raise ArenaError(
             f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
@@ -103,7 +107,6 @@ async def _played(
             f"world {number}: the evaluator's score {score.value} is not between"
             f" {evaluator.lowest} and {evaluator.highest}"
         )
-    return score
 
 
 async def _at_once(plays: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
