@@ -350,7 +350,9 @@ def _text(message: MessageDict) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     found = [text for text in texts if isinstance(text, str)]
     if len(found) < len(texts):
-        raise TrainingError(f"{message['role']} message with {content!r:.80}: text is needed")
+        other = next(p for p, text in zip(parts, texts, strict=True) if not isinstance(text, str))
+        kind = other.get("type") if isinstance(other, dict) else type(other).__name__
+        raise TrainingError(f"{message['role']} message with a part of type {kind}: text is needed")
     return "".join(found)
 
 

@@ -262,8 +262,12 @@ def _options(endpoint: str, key: str) -> _Options:
 
 
 def _ascii(value: str) -> str:
-    """Return a header's value as it is, or percent-encoded (RFC 8187): clients send ASCII only."""
-    return value if value.isascii() else f"utf-8''{quote(value)}"
+    """Return a header's value as it is, or percent-encoded (RFC 8187): clients send ASCII only.
+
+    A line break would be refused, and blanks at the ends would be lost on the way.
+    """
+    plain = value.isascii() and value.isprintable() and value == value.strip()
+    return value if plain else f"utf-8''{quote(value)}"
 
 
 def _event(kind: str, trajectory_id: str, **fields: object) -> PlayObject:

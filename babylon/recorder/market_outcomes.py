@@ -16,7 +16,7 @@ from babylon.core.errors import RecorderError, WindowNotReadyError
 from babylon.core.failpoints import failpoint
 from babylon.core.text import storable
 from babylon.core.windows import parse_window_id, window_at
-from babylon.recorder.trajectory import Row, game_time, moment_in_utc, utc_now
+from babylon.recorder.trajectory import Row, check_utf8, game_time, moment_in_utc, utc_now
 from babylon.store.connection import Connection, Store, require_recordable
 from babylon.store.observations import (
     MarketObservation,
@@ -56,9 +56,11 @@ class MarketOutcomesTracker:
         Raises:
             RecorderError: the price or the ticker does not fit its column.
         """
-        if not 0 < price_usd <= _MAX_PRICE_USD:  # false for NaN too
+        # The first is false for NaN too. Less than half a cent would be stored as 0, and the ticker
+        # would have no outcome.
+        if not 0 < price_usd <= _MAX_PRICE_USD or not _decimal(price_usd, 2):
             raise RecorderError(
-                f"price of {ticker}: {price_usd!r} is not in (0, {_MAX_PRICE_USD:.2f}]"
+                f"price of {ticker}: {price_usd!r} is not in [0.01, {_MAX_PRICE_USD:.2f}]"
             )
         if len(ticker) > _MAX_TICKER:
             raise RecorderError(
@@ -72,11 +74,11 @@ class MarketOutcomesTracker:
         """Record the market's P(YES) of a question.
 
         Raises:
-            RecorderError: the probability is not in [0, 1].
+            RecorderError: the probability is not in [0, 1], or a text is not UTF-8.
         """
         if not 0 <= yes <= 1:
             raise RecorderError(f"P(YES) of {market_id}: {yes!r} is not in [0, 1]")
-        self._questions[market_id] = storable(question)
+        self._ask(market_id, question)
         self._add(ValueKind.PROBABILITY, market_id, yes, at)
 
     def resolve(
@@ -90,13 +92,23 @@ class MarketOutcomesTracker:
         """Record the resolution of a question. It belongs to the window of its time.
 
         Raises:
-            RecorderError: the question was neither given nor recorded with a probability.
+            RecorderError: the outcome is neither YES nor NO, or the question was neither given nor
+                recorded with a probability.
         """
+        if outcome not in ("YES", "NO"):  # anything else would count as NO
+            raise RecorderError(
+                f"the outcome of {market_id} is a {type(outcome).__name__} other than 'YES' and"
+                " 'NO': give one of them"
+            )
         if question is not None:
-            self._questions[market_id] = storable(question)
-        if market_id not in self._questions:
+            self._ask(market_id, question)
+        if storable(market_id) not in self._questions:
             raise RecorderError(f"market {market_id!r} is unknown: give its question")
         self._add(ValueKind.RESOLUTION, market_id, float(outcome == "YES"), at)
+
+    def _ask(self, market_id: str, question: str) -> None:
+        check_utf8(question, f"question of market {market_id!r:.80}:")
+        self._questions[storable(market_id)] = storable(question)
 
     async def save(self) -> None:
         """Store the observations so far. ``write`` does this as well."""
@@ -140,7 +152,9 @@ class MarketOutcomesTracker:
 
     def _add(self, kind: ValueKind, name: str, value: float, at: datetime | None) -> None:
         moment = moment_in_utc(at, self._clock)
-        key = (kind, name, window_at(moment, self._minutes).id)
+        # One name that Postgres refuses would keep all others from being saved, each time.
+        check_utf8(name, "market")
+        key = (kind, storable(name), window_at(moment, self._minutes).id)
         seen = self._unsaved.setdefault(key, ObservedValue((moment, value), (moment, value)))
         seen.add(moment, value)
 

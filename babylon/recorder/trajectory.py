@@ -5,6 +5,8 @@ agent that plays across the boundary finishes one trajectory and starts the next
 """
 
 import json
+import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +25,9 @@ from babylon.store import Store, require_recordable
 from babylon.store.connection import Connection
 
 MAX_SCENARIO_ID = 100  # characters in the game's column
-_MAX_DURATION_MS = 2**31 - 1  # the game's column; an agent may be finished weeks after its play
+_MAX_INTEGER = 2**31 - 1  # in the game's columns
 _PNL = "agentPnL"
+_COUNTS = ("latency_ms", "max_tokens", "prompt_tokens", "completion_tokens")  # of a call
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
 
@@ -80,6 +83,12 @@ def encode_step(
                 f"step {number}: a call has response {call.response!r:.80} and purpose"
                 f" {call.purpose!r}: give a text, and one of {', '.join(sorted(PURPOSES))}"
             )
+        for name in _COUNTS:  # else the finish would fail, each time
+            if (getattr(call, name) or 0) > _MAX_INTEGER:
+                raise RecorderError(
+                    f"step {number}: a call's {name} is {getattr(call, name)}: send at most"
+                    f" {_MAX_INTEGER}"
+                )
     return to_json(
         {
             "stepNumber": number,
@@ -103,14 +112,27 @@ def to_json(value: object, what: str) -> str:
     """Return compact JSON as JavaScript writes it, with NUL characters replaced.
 
     Raises:
-        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type.
+        RecorderError: the value holds NaN, infinity, half a surrogate pair, or a foreign type, or
+            is nested too deep.
     """
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         text.encode()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RecorderError(f"{what} cannot be stored as JSON: {error}") from error
     return storable_json(text)
+
+
+def check_utf8(name: str, what: str) -> None:
+    """Check a name now, because a write that fails on it could never be repeated with success.
+
+    Raises:
+        RecorderError: the name holds half a surrogate pair.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise RecorderError(f"{what} {name!r:.80} is not UTF-8: send whole characters") from error
 
 
 def milliseconds(at: datetime) -> int:
@@ -180,6 +202,13 @@ class OpenTrajectory:
                 f"step {number}: its state has {'an' if has_pnl else 'no'} {_PNL}, unlike the first"
                 " step's: send the lifetime P&L in every step or in none"
             )
+        number_given = isinstance(reward, int | float) and abs(reward) <= sys.float_info.max
+        total = self.total_reward + reward if number_given else math.nan
+        if not math.isfinite(total):  # no finish could store it
+            raise RecorderError(
+                f"step {number}: reward {reward!r:.80} is no finite number, or not in sum with"
+                f" {self.total_reward!r}: send a finite number"
+            )
         step = encode_step(
             number, at, environment_state, provider_accesses, llm_calls, action, reward
         )
@@ -188,7 +217,7 @@ class OpenTrajectory:
         self.steps.append(step)
         self.calls.extend(calls)
         self.last = max(self.last, at)
-        self.total_reward += reward
+        self.total_reward = total
         self.counts["errors"] += not action.success
         self.counts["trades"] += action.success and action.is_trade
         self.counts["posts"] += action.success and action.action_type == "CREATE_POST"
@@ -221,7 +250,8 @@ def trajectory_row(
         "agentId": played.agent_id,
         "startTime": game_time(played.start),
         "endTime": game_time(end),
-        "durationMs": min(milliseconds(end) - milliseconds(played.start), _MAX_DURATION_MS),
+        # An agent may be finished weeks after its play.
+        "durationMs": min(milliseconds(end) - milliseconds(played.start), _MAX_INTEGER),
         "windowId": played.window.id,
         "windowHours": -(-played.window.minutes // 60),  # rounded up
         "episodeId": f"{played.window.id}-{milliseconds(end)}",
@@ -265,7 +295,7 @@ def call_row(played: OpenTrajectory, step: int, i: int, call: LlmCall, at: datet
         "topP": call.top_p,
         "promptTokens": call.prompt_tokens,
         "completionTokens": call.completion_tokens,
-        "totalTokens": None if None in tokens else sum(n or 0 for n in tokens),
+        "totalTokens": None if None in tokens else min(sum(n or 0 for n in tokens), _MAX_INTEGER),
         "metadata": to_json(
             {} if call.model_version is None else {"modelVersion": call.model_version}, call_id
         ),
@@ -317,12 +347,15 @@ class TrajectoryRecorder:
         """Start a trajectory and return its id. The default scenario is the window.
 
         Raises:
-            RecorderError: the scenario id is too long, or the trajectory is open already.
+            RecorderError: an id is not UTF-8, the scenario's is too long, or the trajectory is open
+                already.
         """
         start = moment_in_utc(at, self._clock)
         window = window_at(start, self._minutes)
         name = trajectory_id or uuid4().hex
         scenario = scenario_id or window.id
+        for given, what in ((name, "trajectory"), (agent_id, "agent"), (scenario, "scenario")):
+            check_utf8(given, f"{what} id")
         if len(scenario) > MAX_SCENARIO_ID:
             raise RecorderError(
                 f"scenario id {scenario!r} is longer than {MAX_SCENARIO_ID} characters: shorten it"
@@ -395,12 +428,18 @@ class TrajectoryRecorder:
             status=status,
             knowledge=game_knowledge or {},
         )
-        failpoint("recorder.before")
-        async with self._store.pool.acquire() as connection, connection.transaction():
-            await insert_trajectory(self._store, connection, row, played.calls)
-        failpoint("recorder.after")
-        # Last: after an error, the caller can finish the trajectory again.
+        # A step that comes meanwhile must be refused, for the row would not hold it.
         del self._open[trajectory_id]
+        stored = False
+        try:
+            failpoint("recorder.before")
+            async with self._store.pool.acquire() as connection, connection.transaction():
+                await insert_trajectory(self._store, connection, row, played.calls)
+            failpoint("recorder.after")
+            stored = True
+        finally:
+            if not stored:  # the caller can finish the trajectory again
+                self._open[trajectory_id] = played
 
     def _find(self, trajectory_id: str) -> OpenTrajectory:
         played = self._open.get(trajectory_id)
@@ -421,7 +460,7 @@ async def insert_trajectory(
         await connection.execute(
             'INSERT INTO "User" (id, username, "displayName", "isAgent")'
             " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
-            row["agentId"],
+            storable(str(row["agentId"])),
         )
     try:
         await connection.executemany(*insert_statement("trajectories", [row]))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -611,6 +612,21 @@ async def test_the_python_client_records_by_blocks(stack: Stack, agent: Player, 
     assert row["trajectoryId"] == play.trajectory_id and row["totalReward"] == 1.0
     steps = json.loads(row["stepsJson"])
     assert [len(one["llmCalls"]) for one in steps] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"reward": math.nan}, {"state": {"x": math.inf}}, {"state": {"x": "\ud800"}}],
+    ids=["reward", "state", "text"],
+)
+async def test_what_json_cannot_say_is_refused_and_not_stored_as_null(
+    store: Store, fields: dict[str, Any]
+) -> None:
+    async with AsyncPlayClient(send_by=to_store(store)) as client:
+        with pytest.raises(PlayRefusedError, match=r"finite|not JSON compliant|is no JSON"):
+            async with client.trajectory("a") as play:
+                await play.step(**fields)
+    assert await store.pool.fetchval("SELECT count(*) FROM babylon.play_steps") == 0
 
 
 async def test_a_program_without_an_event_loop_records_to_a_store(settings: Settings) -> None:

@@ -257,7 +257,7 @@ async def test_outcomes_of_an_unfinished_window_are_not_written(store: Store) ->
         await tracker.write(WINDOW_ID)
 
 
-@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), 1e9])
+@pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), 1e9, 0.004])
 async def test_impossible_observations_are_refused(store: Store, price: float) -> None:
     tracker = MarketOutcomesTracker(store)
     with pytest.raises(RecorderError, match="price of X"):
@@ -268,6 +268,58 @@ async def test_impossible_observations_are_refused(store: Store, price: float) -
         tracker.resolve("m", "YES")
     with pytest.raises(RecorderError, match="longer than 20 characters"):
         tracker.price("X" * 21, 1.0)
+
+
+async def test_a_step_that_comes_during_the_finish_is_refused_and_not_lost(store: Store) -> None:
+    recorder = TrajectoryRecorder(store)
+    name = recorder.start("agent-1", at=START)
+    _step(recorder, name, 1)
+    finish = asyncio.create_task(recorder.finish(name, at=START + timedelta(seconds=3)))
+    await asyncio.sleep(0)  # it waits for the database
+    with pytest.raises(RecorderError, match="is not open"):
+        _step(recorder, name, 2)
+    await finish
+    assert await store.pool.fetchval('SELECT "episodeLength" FROM trajectories') == 1
+
+
+async def test_ids_are_checked_before_a_step_is_recorded_under_them(store: Store) -> None:
+    """A finish that fails on an id fails each time, and the play is lost."""
+    recorder = TrajectoryRecorder(store)
+    for ids in ({"agent_id": "a\ud800"}, {"scenario_id": "s\ud800"}, {"trajectory_id": "t\ud800"}):
+        with pytest.raises(RecorderError, match=r"id '\w\\ud800' is not UTF-8"):
+            recorder.start(**{"agent_id": "agent-1", **ids}, at=START)
+    name = recorder.start("agent\0", at=START)
+    _step(recorder, name, 1)
+    await recorder.finish(name, at=START + timedelta(seconds=3))
+    assert await store.pool.fetchval('SELECT "agentId" FROM trajectories') == "agent\ufffd"
+
+
+async def test_no_name_keeps_the_other_observations_from_being_saved(store: Store) -> None:
+    tracker = MarketOutcomesTracker(store)
+    for refused in (
+        lambda: tracker.price("X\ud800", 1.0, at=START),
+        lambda: tracker.probability("m\ud800", "?", 0.5, at=START),
+        lambda: tracker.probability("m", "?\ud800", 0.5, at=START),
+        lambda: tracker.resolve("m", "YES", question="?\ud800", at=START),
+    ):
+        with pytest.raises(RecorderError, match="is not UTF-8"):
+            refused()
+    tracker.price("X\0", 1.0, at=START)
+    tracker.probability("m\0", "Will it?", 0.5, at=START)
+    tracker.resolve("m\0", "YES", at=START)
+    assert await tracker.write(WINDOW_ID) == 2
+    told = 'SELECT coalesce("stockTicker", "predictionMarketId"), question FROM market_outcomes'
+    rows = {tuple(row) for row in await store.pool.fetch(told)}
+    assert rows == {("X\ufffd", None), ("m\ufffd", "Will it?")}
+
+
+@pytest.mark.parametrize("outcome", ["yes", True, None])
+async def test_an_outcome_in_other_words_is_refused_and_not_taken_for_no(
+    store: Store, outcome: Any
+) -> None:
+    tracker = MarketOutcomesTracker(store)
+    with pytest.raises(RecorderError, match=r"outcome of m is a \w+ other than 'YES' and 'NO'"):
+        tracker.resolve("m", outcome, question="?")
 
 
 _OUTCOMES = """

@@ -60,7 +60,9 @@ def difference(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison |
     rounding = _ROUNDING * float(np.abs(adjusted).max())
     # If all agents of an arm have the same outcome, the variance is only rounding error.
     if variance <= rounding**2:
-        middle, variance = middle if abs(middle) > rounding else 0.0, 0.0
+        middle = middle if abs(middle) > rounding else 0.0
+        variance = plain = middle**2 * _alike_by_chance(influence, groups)
+        freedom = math.inf
     information = _information(outcomes, influence, variance)
     half = 0.0
     if variance:
@@ -77,6 +79,17 @@ def difference(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison |
         explained=1 - variance / plain if plain else 0.0,
         information=information,
     )
+
+
+def _alike_by_chance(influence: Floats, groups: Ints) -> float:
+    """Return the variance of a difference of 1 between arms without any variance.
+
+    A few agents may have the same outcome by chance. As for shares, each arm is given two more
+    agents, one with the outcome of each arm.
+    """
+    size = np.bincount(groups)
+    weight = np.bincount(groups, np.abs(influence)) ** 2
+    return float((weight / ((size + 1) * (size + 2))).sum())
 
 
 def student(normal: float, freedom: float) -> float:

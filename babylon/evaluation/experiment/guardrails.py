@@ -46,7 +46,7 @@ P95 = Measure("latency, 95th percentile", 1.5, latency=True)
 def guard(measure: Measure, outcomes: AgentOutcomes) -> Guardrail:
     """``outcomes``: shares, or milliseconds (above 0) of a latency."""
     if measure.latency:
-        outcomes = replace(outcomes, mean=np.log(np.maximum(outcomes.mean, 1.0)))
+        outcomes = replace(outcomes, mean=np.log(np.maximum(_unrounded(outcomes), 1.0)))
     found = difference(outcomes, shares=not measure.latency)
     if found is None:
         return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
@@ -64,6 +64,19 @@ def guard(measure: Measure, outcomes: AgentOutcomes) -> Guardrail:
         low=low,
         high=high,
     )
+
+
+def _unrounded(outcomes: AgentOutcomes) -> Floats:
+    """``[c]`` latencies, spread evenly over the millisecond to which they were rounded.
+
+    Without this, two agents with the same latency would show that it never varies.
+    """
+    groups, size = outcomes.groups, np.bincount(outcomes.groups)
+    order = np.lexsort((outcomes.mean, groups))
+    rank = np.empty(len(order))  # in the own arm and stage
+    rank[order] = np.arange(len(order)) - (np.cumsum(size) - size)[groups[order]]
+    spread: Floats = outcomes.mean + (rank + 0.5) / size[groups] - 0.5
+    return spread
 
 
 def _state(low: float, change: float, bound: float) -> State:

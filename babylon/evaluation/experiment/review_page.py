@@ -92,7 +92,10 @@ def _guardrail(guard: Guardrail) -> str:
         return f"| {guard.name} | – | – | – | {guard.bound:g} | unknown |"
     if guard.name.startswith("latency"):
         cells = [f"{guard.champion:.0f} ms", f"{guard.challenger:.0f} ms"]
-        cells += [f"× {guard.change:.2f} [{guard.low:.2f}, {guard.high:.2f}]", f"× {guard.bound:g}"]
+        # Between few agents the interval's end may have three hundred digits.
+        high = f"{guard.high:.2f}"
+        high = high if len(high) < 8 else f"{guard.high:.0e}"
+        cells += [f"× {guard.change:.2f} [{guard.low:.2f}, {high}]", f"× {guard.bound:g}"]
     else:
         cells = [f"{guard.champion:.1%}", f"{guard.challenger:.1%}"]
         cells += [f"{guard.change:+.1%} [{guard.low:+.1%}, {guard.high:+.1%}]"]

@@ -151,6 +151,9 @@ def _skeleton(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> Scenari
     """Return the scenario without its crowd."""
     if len(seen) != game.rules.ticks:
         raise ReplayError(f"{_name(row)}: {len(seen)} of {game.rules.ticks} ticks are recorded")
+    listed = {q.market_id for q in game.questions} | {perp.ticker for perp in game.perps}
+    if any(tick.news and tick.news.market_id not in listed for tick in seen):
+        raise ReplayError(f"{_name(row)}: a headline is about no market of the game: {_REMEDY}")
     return Scenario(
         scenario_id=row.scenario_id,
         rules=game.rules,
@@ -195,6 +198,8 @@ def _prices(row: RecordedRow, ticker: str, seen: list[SeenTick]) -> list[float]:
     prices = [price.price for tick in seen for price in tick.prices if price.ticker == ticker]
     if len(prices) != len(seen):
         raise ReplayError(f"{_name(row)}: {len(prices)} of {len(seen)} prices of {ticker}")
+    if min(prices) < _CENT:  # nobody can trade at 0, and the game has whole cents
+        raise ReplayError(f"{_name(row)}: a price of {ticker} is below one cent: {_REMEDY}")
     return prices
 
 

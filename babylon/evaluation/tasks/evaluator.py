@@ -18,7 +18,7 @@ does P&L: a challenger that is no better passes at most 2.5 % of the gates.
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 from typing import Protocol, TypeVar
 
 from openai import AsyncOpenAI
@@ -80,14 +80,7 @@ def load_evaluator(name: str) -> Evaluator[object]:
     Raises:
         ConfigError: It cannot be imported, or lacks a part of the protocol.
     """
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
-        raise ConfigError(
-            f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
-        ) from error
-    evaluator: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+    evaluator = _found(name)
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
@@ -96,4 +89,30 @@ def load_evaluator(name: str) -> Evaluator[object]:
             f"EVALUATOR={name}: lowest {evaluator.lowest} and highest {evaluator.highest} must be"
             " numbers in this order: cut the scores to bounds of your choice"
         )
+    limits = evaluator.guardrails
+    # No rise is within a limit of NaN, so every challenger would be rejected.
+    if not isinstance(limits, Mapping) or any(
+        not isinstance(limit, int | float) or isnan(limit) for limit in limits.values()
+    ):
+        raise ConfigError(
+            f"EVALUATOR={name}: guardrails {limits!r:.80}: map each harm's name to a number, the"
+            " largest rise of its mean"
+        )
     return evaluator
+
+
+def _found(name: str) -> Evaluator[object]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+        made: Evaluator[object] = found() if isinstance(found, Callable) else found  # type: ignore[arg-type]
+    except (ImportError, AttributeError, ValueError) as error:  # ":name" is a ValueError
+        raise ConfigError(
+            f"EVALUATOR={name}: {error}; give package.module:name, importable from PYTHONPATH"
+        ) from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise ConfigError(
+            f"EVALUATOR={name}: {error!r}; give a class or function without arguments, or an"
+            " instance, in a module that imports"
+        ) from error
+    return made

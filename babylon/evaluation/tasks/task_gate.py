@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 from openai import AsyncOpenAI
 
+from babylon.core.errors import ArenaError
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import engine_table
 from babylon.evaluation.arena.held_out import held_out_play
@@ -15,6 +16,8 @@ from babylon.evaluation.tasks.task_match import Heard, TaskMatch, play_task
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.policies import Policy
+
+HOLD_OUT = "set TARGET_TRAJECTORIES below the size of a window, so that dropout holds play out"
 
 
 async def task_verdict(
@@ -39,8 +42,10 @@ async def task_verdict(
         ServingError: The engine that serves does not load a policy.
     """
     evaluator = await asyncio.to_thread(load_evaluator, name)
-    recorded, _ = await held_out_play(store, trained)
+    recorded, problem = await held_out_play(store, trained)
     worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
+    if len(worlds) == 0 and not recorded:  # some evaluators need recorded play for their worlds
+        raise ArenaError(f"EVALUATOR={name} made no worlds, with {problem}: {HOLD_OUT}")
     async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)

@@ -47,10 +47,10 @@ async def play_task(
     """Let both play the worlds, batch by batch, until there is a ruling.
 
     Raises:
-        ArenaError: There is no world, a score lies outside the evaluator's bounds, or a play
-            reports a harm that is none of the evaluator's guardrails.
+        ArenaError: There is no world, a play returns no score or one outside the evaluator's
+            bounds, or it reports a harm that is no guardrail of the evaluator or no finite number.
     """
-    if not worlds:
+    if len(worlds) == 0:  # also of an array
         raise ArenaError("the evaluator made no worlds: it needs at least one to compare policies")
     before: list[PlayScore] = []
     after: list[PlayScore] = []
@@ -73,19 +73,40 @@ async def _played(
     evaluator: Evaluator[object], world: object, policy: Endpoint, number: int
 ) -> PlayScore:
     seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
-    score = await evaluator.play(world, policy, seed)
+    try:
+        score = await evaluator.play(world, policy, seed)
+    except SystemExit as error:  # it would end the worker without a word
+        raise ArenaError(
+            f"world {number}: the evaluator's play called sys.exit: raise an error, or return a low"
+            " score"
+        ) from error
+    _check(evaluator, score, number)
+    return score
+
+
+def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
+    if not isinstance(score, PlayScore):
+        raise ArenaError(
+            f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
+            " PlayScore(value=...)"
+        )
     # A misspelt name would count as no harm in both policies, and guard nothing.
     if unknown := sorted(score.guardrails.keys() - evaluator.guardrails.keys()):
         raise ArenaError(
             f"world {number}: the play reports {', '.join(unknown)}, but the evaluator's guardrails"
             f" are {', '.join(sorted(evaluator.guardrails)) or 'none'}: use the same names"
         )
+    # One of the champion's would reject any challenger, whatever it does.
+    if odd := sorted(name for name, harm in score.guardrails.items() if not np.isfinite(harm)):
+        raise ArenaError(
+            f"world {number}: the harm {odd[0]} is {score.guardrails[odd[0]]}: report a number, 0"
+            " without harm"
+        )
     if not evaluator.lowest <= score.value <= evaluator.highest:
         raise ArenaError(
             f"world {number}: the evaluator's score {score.value} is not between"
             f" {evaluator.lowest} and {evaluator.highest}"
         )
-    return score
 
 
 async def _at_once(plays: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

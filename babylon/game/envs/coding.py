@@ -115,7 +115,7 @@ def _share(seat: Seat, order: Order) -> float:
         most, cost = min(rules.max_order, seat.balance), order.amount
         if order.kind.is_perp:
             cost *= 1.0 / max(1.0, order.leverage) + rules.fee
-    return cost / most if most > 0.0 else 1.0
+    return min(cost / most, 1.0) if most > 0.0 else 1.0  # a reply may ask for 1e308 dollars
 
 
 def _verbs(questions: int, perps: int) -> int:

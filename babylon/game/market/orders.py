@@ -104,10 +104,11 @@ def render_decision(decision: Decision) -> str:
                 f'{{"action":"comment","post":{json.dumps(post)},"content":{json.dumps(content)}}}'
             )
         case Order(market, kind, amount, leverage):
+            # With six digits, the largest order could be rounded up to one that is refused.
             more = f',"leverage":{leverage:g}' if kind.is_perp and leverage != 1.0 else ""
             return (
                 f'{{"action":"trade","trade":{{"type":"{"perp" if kind.is_perp else "prediction"}",'
-                f'"market":"{market}","action":"{kind.value}","amount":{amount:g}{more}}}}}'
+                f'"market":"{market}","action":"{kind.value}","amount":{amount:.12g}{more}}}}}'
             )
 
 

@@ -91,7 +91,12 @@ class PredictionDesk:
     def _sell(self, account: Account, order: Order) -> Outcome:
         """Sell ``amount`` shares of the larger position held in a market."""
         error = self._refusal(order)
-        held = [key for key in account.holdings if key[0] == order.market]
+        # A purchase of less than a rounding error buys no shares.
+        held = [
+            key
+            for key, holding in account.holdings.items()
+            if key[0] == order.market and holding.shares > 0
+        ]
         if error is None and not held:
             error = f"no position in market {order.market!r} to sell"
         if error is not None:

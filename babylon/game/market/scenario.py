@@ -137,9 +137,14 @@ def make_scenario(
             perps (funding depends on it), else 0.
 
     Raises:
-        ValueError: The rules ask for more markets or perps than there are names.
+        ValueError: The rules ask for more markets or perps than there are names, for no market, or
+            for no tick.
     """
     rules = rules or STARTER
+    if min(rules.markets, rules.ticks) < 1:
+        raise ValueError(
+            f"{rules.markets} markets and {rules.ticks} ticks: at least one of each is needed"
+        )
     if max(rules.markets, rules.perps) > len(COMPANIES):
         raise ValueError(
             f"{rules.markets} markets and {rules.perps} perps: at most {len(COMPANIES)} of each"

@@ -94,7 +94,7 @@ def market_maker(seat: Seat, random: Random) -> Decision:
     """
     for (market, side), holding in seat.holdings.items():
         if seat.pools[market].price(side) > 0.5:
-            # A reply shows six digits: rounding up sells the whole holding after rendering, too.
+            # A reply shows twelve digits: rounding up sells the whole holding after rendering, too.
             return Order(market, OrderKind.SELL, ceil(holding.shares))
     if seat.scenario.perps and not seat.positions:
         perp = max(seat.scenario.perps, key=lambda perp: abs(perp.funding_rate))

@@ -131,10 +131,11 @@ export class PlayClient {
 
   /** Sends up to 200 events. Throws a `PlayRefusedError` if one is refused; the others are stored. */
   async send(...events: PlayEvent[]): Promise<EventResult[]> {
+    const body = JSON.stringify({ events }, finite);
     for (const pause of PAUSES_MS) {
       let asked = 0; // by a gateway, if the key has reached its limit of requests
       try {
-        const answer = await this.#post(events);
+        const answer = await this.#post(body);
         if (!AGAIN.has(answer.status)) return await read(answer);
         if (answer.status === 429) asked = 1000 * Number(answer.headers.get("retry-after"));
       } catch (error) {
@@ -142,14 +143,14 @@ export class PlayClient {
       }
       await new Promise((done) => setTimeout(done, Math.max(pause, asked || 0)));
     }
-    return await read(await this.#post(events));
+    return await read(await this.#post(body));
   }
 
-  #post(events: PlayEvent[]): Promise<Response> {
+  #post(body: string): Promise<Response> {
     return fetch(this.#url, {
       method: "POST",
       headers: { authorization: `Bearer ${this.#key}`, "content-type": "application/json" },
-      body: JSON.stringify({ events }),
+      body,
       signal: AbortSignal.timeout(TIMEOUT_MS),
     });
   }
@@ -195,9 +196,21 @@ export class TrajectoryPlay {
   }
 }
 
-/** A header's value as it is, or percent-encoded (RFC 8187): headers are ASCII. */
+/**
+ * A header's value as it is, or percent-encoded (RFC 8187): headers are ASCII, and blanks at the ends
+ * are lost on the way.
+ */
 function ascii(value: string): string {
-  return /^[ -~]*$/.test(value) ? value : `utf-8''${encodeURIComponent(value)}`;
+  const plain = /^[ -~]*$/.test(value) && value === value.trim();
+  return plain ? value : `utf-8''${encodeURIComponent(value)}`;
+}
+
+/** Refuses NaN and infinity: JSON writes null for them, and a reward of null is none. */
+function finite(name: string, value: unknown): unknown {
+  if (typeof value === "number" && !Number.isFinite(value)) {
+    throw new TypeError(`${name} is ${value}: send a finite number`);
+  }
+  return value;
 }
 
 async function read(answer: Response): Promise<EventResult[]> {

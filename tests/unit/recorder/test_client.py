@@ -60,7 +60,12 @@ async def test_the_client_for_asyncio_waits_alike(slept: list[float]) -> None:
 
 def test_headers_name_any_agent_in_ascii() -> None:
     with PlayClient("http://gateway", "key") as client:
-        for name, sent in ("agent 7%", "agent 7%"), ("José", "utf-8''Jos%C3%A9"):
+        for name, sent in (
+            ("agent 7%", "agent 7%"),
+            ("José", "utf-8''Jos%C3%A9"),
+            ("two\nlines", "utf-8''two%0Alines"),
+            (" blanks ", "utf-8''%20blanks%20"),
+        ):
             headers = httpx.Headers(client.trajectory(name, trajectory_id=name).headers)
             assert headers["x-babylon-agent"] == headers["x-babylon-trajectory"] == sent
 

@@ -1,7 +1,9 @@
 """The JSON of a step: keys, absent keys, and refused values."""
 
 import json
+import math
 from datetime import UTC, datetime
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -37,6 +39,15 @@ def _step(**changes: Any) -> dict[str, Any]:
     )
     step: dict[str, Any] = json.loads(text)
     return step
+
+
+@pytest.mark.parametrize("name", ["latency_ms", "max_tokens", "prompt_tokens", "completion_tokens"])
+def test_a_number_that_the_call_log_cannot_hold_is_refused_by_name(name: str) -> None:
+    _step(calls=[_call(**{name: 2**31 - 1})])
+    with pytest.raises(
+        RecorderError, match=rf"step 3: a call's {name} is 2147483648: send at most"
+    ):
+        _step(calls=[_call(**{name: 2**31})])
 
 
 @pytest.mark.parametrize("wrong", [{"response": None}, {"purpose": "thought"}])
@@ -108,6 +119,10 @@ def test_a_state_needs_no_field_and_its_pnl_is_read_as_zero_then() -> None:
         ({"state": {**STATE, "agentPnL": float("inf")}}, "Out of range float"),
         ({"calls": [_call(response="\ud800")]}, "surrogates not allowed"),
         ({"state": {**STATE, "object": object()}}, "not JSON serializable"),
+        (
+            {"state": {**STATE, "deep": reduce(lambda inner, _: [inner], range(9000), 1)}},
+            "recursion",
+        ),
     ],
 )
 def test_what_cannot_be_stored_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -133,3 +148,11 @@ def test_trades_are_told_by_their_action_type(action_type: str, trade: bool) -> 
 
 def test_the_games_times_are_utc_without_zone() -> None:
     assert game_time(AT) == datetime(2025, 11, 14, 9, 2, 0, 20_000)
+
+
+@pytest.mark.parametrize("reward", [None, "1", 10**400, math.nan, -math.inf, 1e308], ids=type)
+def test_a_reward_that_no_finish_could_store_adds_no_step(reward: Any) -> None:
+    played = OpenTrajectory("t1", "agent-1", "s1", window_at(AT), AT, AT, total_reward=1e308)
+    with pytest.raises(RecorderError, match=r"step 0: reward .* is no finite number"):
+        played.add_step(AT, STATE, [_call()], HOLD, reward)
+    assert (played.steps, played.calls, played.total_reward) == ([], [], 1e308)

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field, SkipValidation, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 from starlette.exceptions import HTTPException
 
 from babylon.quality.decode import is_deep
@@ -80,10 +80,13 @@ async def apply_all(
     results = []
     for raw in events:
         try:
-            # Strict as JSON: no number for a time, but a text, and an integer for any number.
-            event = _EVENT.validate_json(msgspec.json.encode(raw), strict=True)
+            # Strict as JSON: no number for a time, but a text, and an integer for any number. A NaN
+            # of a program (``to_store``) stays one and is refused; as null it would be no reward.
+            event = _EVENT.validate_json(to_json(raw, inf_nan_mode="constants"), strict=True)
         except ValidationError as error:
             results.append(refused(RequestError(400, _problems(error.errors()))))
+        except PydanticSerializationError as error:
+            results.append(refused(RequestError(400, f"the event is no JSON: {error}")))
         else:
             results.append(await handler.apply(caller, event))
     return results

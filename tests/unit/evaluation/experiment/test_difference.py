@@ -183,3 +183,9 @@ def test_two_agents_on_each_side_are_the_least(challenger: list[float]) -> None:
 def test_agents_that_all_came_to_the_same_do_not_differ_by_a_rounding_error() -> None:
     found = compare(arms([-1 / 3] * 7, [-1 / 3] * 5))
     assert (found.difference, found.low, found.high) == (0, 0, 0)
+
+
+def test_two_agents_of_one_outcome_prove_less_than_twenty() -> None:
+    few, many = (compare(arms([0.0] * (40 - n), [5.0] * n)) for n in (2, 20))
+    assert few.difference == many.difference == 5
+    assert few.low < 0 < many.low and few.explained == many.explained == 0

@@ -11,10 +11,11 @@ from babylon.core.llm_calls import LlmCall
 from babylon.evaluation.rebuild.recorded import RecordedRow, RecordedStep
 from babylon.evaluation.rebuild.recorded_windows import rebuild_rows
 from babylon.game.fleet.fleet_records import environment_state, ground_truth
+from babylon.game.market.game import Game as OneSeat
 from babylon.game.market.game import make_market
 from babylon.game.market.observed import observed
-from babylon.game.market.orders import parse_decision, render_decision
-from babylon.game.market.scenario import STARTER, Scenario, make_scenario
+from babylon.game.market.orders import Hold, parse_decision, render_decision
+from babylon.game.market.scenario import STARTER, Rules, Scenario, make_scenario
 from babylon.game.market.scripted import random_trader
 
 NAMES = ("a", "b")
@@ -82,4 +83,33 @@ def test_a_market_that_cannot_be_made_again_is_skipped(
     change: Callable[[Game], None], copied_as: str | None, reason: str
 ) -> None:
     found = rebuild_rows(shared_rows(change, copied_as))
+    assert not found.scenarios and reason in found.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tick: tick["prices"][0].update(price=0), "is below one cent"),
+        (lambda tick: tick["news"].update(marketId="m9"), "a headline is about no market of the"),
+    ],
+)
+def test_a_tick_that_no_market_can_play_is_skipped(
+    change: Callable[[Game], None], reason: str
+) -> None:
+    scenario = make_scenario(0, Rules(markets=1, perps=1, ticks=2))
+    game, steps = OneSeat(scenario, "a"), list[dict[str, Any]]()
+    while not game.over:
+        state = environment_state(game) | observed(game)
+        call = LlmCall(
+            system_prompt="",
+            user_prompt="",
+            response=render_decision(Hold()),
+            temperature=1.0,
+            purpose="action",
+        )
+        one = {"timestamp": 6e4 * game.tick, "environmentState": state}
+        steps.append(one | {"llmCalls": [msgspec.to_builtins(call)]})
+        game.act(Hold())
+    change(steps[1]["environmentState"]["market"])
+    found = rebuild_rows([row("a", scenario, steps, game.settle())])
     assert not found.scenarios and reason in found.skipped[0].reason

@@ -1,6 +1,7 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import gymnasium
@@ -75,6 +76,11 @@ async def test_a_score_out_of_bounds_and_a_task_without_worlds_fail_the_gate() -
         await play_task(coin, POLICY, POLICY, [])
 
 
+async def test_worlds_may_be_an_array() -> None:
+    match = await play_task(Coin(), POLICY, POLICY, np.arange(64).astype(str))  # type: ignore[arg-type]
+    assert len(match.champion) == 64
+
+
 async def test_no_play_goes_on_once_one_has_failed() -> None:
     """Plays may call a paid judge, and the policies' engine is about to end."""
     begun: list[str] = []
@@ -105,12 +111,50 @@ async def test_a_misspelt_harm_fails_the_gate() -> None:
         await play_task(coin, POLICY, named("0.9/0.2"), coin.worlds("s", 64, []))
 
 
+@pytest.mark.parametrize("harm", [math.nan, math.inf])
+async def test_a_harm_of_the_champion_that_is_no_number_rejects_no_challenger(harm: float) -> None:
+    class Odd(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            score = await super().play(world, policy, seed)
+            return replace(score, guardrails={"refunds": harm}) if policy is POLICY else score
+
+    with pytest.raises(ArenaError, match=f"world 0: the harm refunds is {harm}: report a number"):
+        await play_task(Odd(), POLICY, named("0.9"), [f"s-{number}" for number in range(64)])
+
+
+async def test_an_evaluator_that_exits_does_not_end_the_worker() -> None:
+    class Exits(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            raise SystemExit(2)
+
+    with pytest.raises(ArenaError, match=r"world 0: .* called sys\.exit: raise an error"):
+        await play_task(Exits(), POLICY, POLICY, ["w"])
+    with pytest.raises(ConfigError, match=r"SystemExit\(3\); give a class or function"):
+        load_evaluator(f"{__name__}:exits")
+
+
+def exits() -> Coin:
+    raise SystemExit(3)
+
+
+async def test_a_bare_number_is_no_score() -> None:
+    class Bare(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            return 1.0  # type: ignore[return-value]
+
+    with pytest.raises(ArenaError, match=r"world 0: .* returned a float: return PlayScore\(value"):
+        await play_task(Bare(), POLICY, POLICY, ["w"])
+
+
 def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
         load_evaluator(f"{__name__}:POLICY")
     for name in ("nowhere.at_all:thing", ":thing"):
         with pytest.raises(ConfigError, match="importable from PYTHONPATH"):
+            load_evaluator(name)
+    for name in (f"{__name__}:PlayScore", f"{RecordedPrompts.__module__}:RecordedPrompts"):
+        with pytest.raises(ConfigError, match=r"TypeError.*give a class or function without argu"):
             load_evaluator(name)
 
 
@@ -125,6 +169,21 @@ def test_scores_without_bounds_are_refused(
     monkeypatch.setattr(Coin, "highest", bounds[1])
     with pytest.raises(ConfigError, match=r"lowest .* and highest .* cut the scores to bounds"):
         load_evaluator(f"{__name__}:Coin")
+
+
+@pytest.mark.parametrize(
+    "limits", [["refunds"], {"refunds": math.nan}, {"refunds": "5 %"}], ids=str
+)
+def test_guardrails_without_limits_are_refused(
+    limits: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Limited(Coin):
+        def __init__(self) -> None:
+            self.guardrails = limits  # type: ignore[assignment]
+
+    monkeypatch.setitem(globals(), "limited", Limited())
+    with pytest.raises(ConfigError, match=r"guardrails .*: map each harm's name to a number"):
+        load_evaluator(f"{__name__}:limited")
 
 
 PLAYED = {

@@ -88,6 +88,13 @@ def test_leverage_and_size_of_a_perp_are_kept() -> None:
             assert (action_of(game, order) == action).all()
 
 
+def test_an_order_beyond_all_money_is_one_of_the_whole() -> None:
+    game = Game(make_scenario(1))
+    game.account.balance = 0.25
+    order = parse_decision(render_decision(Order("m1", OrderKind.BUY_YES, 1e308)))
+    assert action_of(game, order).tolist() == [1, SIZES - 1]
+
+
 @pytest.mark.parametrize("rules", ["starter", "hour"])
 def test_payoffs_add_up_to_the_pnl_and_come_with_the_order(rules: str) -> None:
     """Of many worlds, of one market, and of one trader in both reward schemes."""

@@ -33,6 +33,7 @@ def test_any_reply_is_a_decision(reply: str) -> None:
     [
         *[Order("m2", kind, 50) for kind in OrderKind],
         Order("OPNAI", OrderKind.OPEN_SHORT, 200, 12.5),
+        Order("OPNAI", OrderKind.OPEN_LONG, 13636.36, 100),  # the largest order of the full hour
         Post('up "only"\n\u00fc'),
         Comment("p3", "really?"),
         Hold(),

@@ -62,6 +62,14 @@ def test_a_sale_of_more_than_is_held_sells_what_is_held() -> None:
     assert game.settle() == pytest.approx(0)
 
 
+def test_shares_too_few_to_count_cannot_be_sold() -> None:
+    game = Game(quiet_world())
+    assert game.act(buy(1e-15)).shares == 0
+    sold = game.act(Order("m1", OrderKind.SELL, 1))
+    assert not sold.success and "no position in market 'm1'" in (sold.error or "")
+    assert game.settle() == pytest.approx(0)
+
+
 def test_a_question_pays_when_its_time_has_come_and_is_closed_from_then_on() -> None:
     early = Question("m1", "Will it?", Side.YES, resolves_at=2)
     game = Game(quiet_world(early, Question("m2", "And this?", Side.YES), ticks=5))

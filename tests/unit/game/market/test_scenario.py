@@ -82,3 +82,9 @@ def test_questions_of_a_short_game_are_open_at_its_beginning() -> None:
 def test_more_than_there_are_names_for_is_an_error(rules: Rules) -> None:
     with pytest.raises(ValueError, match="at most 8 of each"):
         make_scenario(1, rules)
+
+
+@pytest.mark.parametrize("rules", [Rules(markets=0, perps=2), Rules(ticks=0)])
+def test_a_world_needs_a_market_and_a_tick(rules: Rules) -> None:
+    with pytest.raises(ValueError, match="at least one of each is needed"):
+        make_scenario(1, rules)
