@@ -95,9 +95,9 @@ class RemoteWorker:
         each = self.settings.training.processes or len(devices)
         if len(devices) <= each:
             return [(name, {})]
-        groups = ["-".join(devices[at : at + each]) for at in range(0, len(devices), each)]
+        groups = [devices[at : at + each] for at in range(0, len(devices), each)]
         return [
-            (f"{name}-{group}", {"CUDA_VISIBLE_DEVICES": group.replace("-", ",")})
+            (f"{name}-{'-'.join(group)}", {"CUDA_VISIBLE_DEVICES": ",".join(group)})
             for group in groups
         ]
 
