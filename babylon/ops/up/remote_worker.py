@@ -95,7 +95,9 @@ class RemoteWorker:
         each = self.settings.training.processes or len(devices)
         if len(devices) <= each:
             return [(name, {})]
-        groups = [devices[at : at + each] for at in range(0, len(devices), each)]
+        # A worker of the GPUs that are left over would take runs, and each update of it would fail.
+        starts = range(0, len(devices) - each + 1, each)
+        groups = [devices[at : at + each] for at in starts]
         return [
             (f"{name}-{'-'.join(group)}", {"CUDA_VISIBLE_DEVICES": ",".join(group)})
             for group in groups

@@ -15,3 +15,10 @@ def test_gpus_that_are_named_by_their_uuid_are_handed_on_whole(
     settings = load_settings(training={"processes": 1})
     given = [variables for _, variables in RemoteWorker(settings, "gpu")._workers()]
     assert given == [{"CUDA_VISIBLE_DEVICES": FIRST}, {"CUDA_VISIBLE_DEVICES": SECOND}]
+
+
+def test_gpus_that_are_too_few_for_an_update_get_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+    settings = load_settings(training={"processes": 2})
+    given = [variables for _, variables in RemoteWorker(settings, "gpu")._workers()]
+    assert given == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
