@@ -111,11 +111,14 @@ def _from_environment() -> dict[str, Any]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}, line {line} is not UTF-8: save it as UTF-8") from error
     try:
         nested = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -153,7 +156,7 @@ def _place(path: str, source: str) -> str:
     if source in ("environment", "option"):
         return ""
     table = ""
-    for number, line in enumerate(Path(source).read_text().splitlines(), start=1):
+    for number, line in enumerate(Path(source).read_text(encoding="utf-8").splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
             table = header[1]
         key = re.match(r"\s*([\w.]+)\s*=", line)

@@ -170,6 +170,12 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
         load_settings(home=tmp_path)
 
 
+def test_a_file_of_another_encoding_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "babylon.toml").write_bytes("seed = 1\n# für später\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"babylon.toml, line 2 is not UTF-8: save it as UTF-8"):
+        load_settings(home=tmp_path)
+
+
 def test_a_bad_option_is_named_as_a_setting_and_a_bad_variable_as_a_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
