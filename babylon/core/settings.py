@@ -346,6 +346,18 @@ class TrackingSettings(Group):
     """Each promoted policy becomes an artifact of type `model`."""
     lineage_url: str | None = _env(None, "OPENLINEAGE_URL", pattern=r"^https?://\S+$")
     """Address of an OpenLineage receiver, such as Marquez. Unset: none."""
+
+    # Its client takes no other address, and the supervisor would end with all services.
+    @field_validator("lineage_url")
+    @classmethod
+    def _has_a_host(cls, url: str | None) -> str | None:
+        if url:
+            parts = urlsplit(url)
+            _ = parts.port  # its ValueError becomes the setting's
+            if not parts.hostname:
+                raise ValueError("it names no host: write http://HOST:PORT")
+        return url
+
     lineage_key: SecretStr | None = _env(None, "OPENLINEAGE_API_KEY")
     """Key of that receiver, sent as a bearer token."""
     lineage_namespace: str = _env("babylon", "OPENLINEAGE_NAMESPACE", min_length=1)

@@ -207,6 +207,15 @@ def test_a_port_that_no_address_has_names_its_variable() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["http:///catalogue", "http://h:65536", "http://h:port", "http://["]
+)
+def test_an_address_that_the_client_of_lineage_refuses_is_a_bad_setting(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^bad setting: tracking.lineage_url="):
+        load_settings(tracking={"lineage_url": url})
+    load_settings(tracking={"lineage_url": "https://catalogue.example/path"})
+
+
+@pytest.mark.parametrize(
     ("given", "here"),
     [
         ({}, ("127.0.0.1", 8001)),
