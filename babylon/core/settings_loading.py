@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from babylon.core.discretion import without_passwords
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import HOURS, Settings, fields, variable_of
@@ -143,7 +144,8 @@ def _problem(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
         return reason if path in Settings.model_fields else f"{path}: {reason}"
     source = sources.get(path, "environment")
     name = variable_of(field) if source == "environment" else path
-    value = "********" if SecretStr in get_args(field.annotation) else repr(problem["input"])
+    shown_input = without_passwords(repr(problem["input"]))
+    value = "********" if SecretStr in get_args(field.annotation) else shown_input
     return f"{name}={value}{_place(path, source)}: {reason}"
 
 

@@ -230,3 +230,10 @@ def test_the_engine_of_this_machine_is_asked_where_it_listens(
     serving = load_settings(serving=given).serving
     assert serving.engine_here == here
     assert serving.gateways_engines == f"http://{here[0]}:{here[1]}"
+
+
+def test_a_bad_address_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(prefect={"api_url": "http://me:sk-secret@prefect:65536/api"})
+    assert "://********@prefect:65536/api" in str(refused.value)
+    assert "sk-secret" not in str(refused.value)
