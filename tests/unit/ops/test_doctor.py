@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
-from babylon.ops import doctor
+from babylon.ops import doctor, state_checks
 from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_port
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
@@ -112,6 +112,17 @@ async def test_a_torch_that_kills_its_process_is_named(monkeypatch: pytest.Monke
     (found,) = await doctor._torch()
     assert found.required and not found.ok
     assert "ended with code -4" in found.detail
+
+
+async def test_a_file_in_the_working_directory_takes_the_place_of_no_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_TORCH", "import colorsys; print('2.0')")
+    monkeypatch.setattr(state_checks, "_LOAD", "import colorsys")
+    assert (await doctor._torch())[0].detail == "2.0"
+    assert await state_checks._load_problem(tmp_path.as_uri()) is None
 
 
 @pytest.mark.slow
