@@ -165,7 +165,7 @@ async def check_gpu_memory(
     command = [*_PYTHON, "-m", "babylon", "model", "memory", str(path), "--json", *more]
     child = await asyncio.create_subprocess_exec(
         *command,
-        env=dict(environment),
+        env={**os.environ, **environment},  # CUDA_VISIBLE_DEVICES too, as an update has it
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

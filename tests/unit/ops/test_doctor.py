@@ -125,6 +125,24 @@ async def test_a_file_in_the_working_directory_takes_the_place_of_no_module(
     assert await state_checks._load_problem(tmp_path.as_uri()) is None
 
 
+async def test_the_plan_of_memory_sees_the_gpus_that_an_update_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("beside_engine_gib", "total_gib", "checks_gib")
+    numbers = "".join(f', "{name}": 1' for name in names)
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nprintf \'{"fits_beside_engine": true, "engine_gib": %s'
+        f"{numbers}}}' $CUDA_VISIBLE_DEVICES\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(doctor, "_PYTHON", (str(python),))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    settings = load_settings(model={"base": str(tmp_path)})
+    (found,) = await check_gpu_memory(settings.model, settings.environment())
+    assert found.ok and found.detail.startswith("the engine takes 7 GiB")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("gib", "fits"), [("1", True), ("0.000001", False)])
 async def test_the_memory_of_a_shared_gpu_is_planned(tmp_path: Path, gib: str, fits: bool) -> None:
