@@ -162,6 +162,19 @@ def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--min-agents" in json.loads(captured.out)["error"] and captured.err
 
 
+def test_an_argument_that_is_no_text_is_refused_and_a_file_of_that_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    reason = os.fsdecode(b"f\xfcr sp\xe4ter")  # as Python hands on a terminal's Latin-1
+    assert exit_code("windows", "hold", "--reason", reason, "--json") == 1
+    captured = capsys.readouterr()
+    assert "is not UTF-8: write it in UTF-8" in json.loads(captured.out)["error"]
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc.jsonl"))
+    path.touch()
+    assert exit_code("db", "import", str(path), "--format", "nonsense") == 2
+
+
 @pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
 def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
     scorer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
