@@ -17,7 +17,7 @@ import pytest
 import babylon
 from babylon.cli import main
 from babylon.cli.demo import print_demo
-from babylon.cli.output import print_table, show_logs
+from babylon.cli.output import print_table, show_logs, show_values
 from babylon.cli.training import TrainRequest
 from babylon.cli.training_report import window_table
 from babylon.core.types import Published, WindowResult
@@ -417,6 +417,17 @@ def test_numbers_near_a_thousand_are_written_out(capsys: pytest.CaptureFixture[s
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[3:]] == [
         "999", "-1,000", "1,000",
     ]  # fmt: skip
+
+
+def test_a_terminal_gets_no_command_of_a_players_text(capsys: pytest.CaptureFixture[str]) -> None:
+    played = "héllo\x1b]0;owned\x07\x1b[2J\r\x9b2J\tthere\n\u3000end"
+    show_values({"messages": [{"content": played}]}, json=False)
+    print_table("Agents", ["agent", "reason"], [["a", played]])
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\r", "\x9b"} & {*printed}
+    assert "héllo�]0;owned��[2J��2J\tthere\n\u3000end" in printed
+    show_values({"content": played}, json=True)
+    assert json.loads(capsys.readouterr().out)["content"] == played
 
 
 def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
