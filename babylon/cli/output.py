@@ -104,6 +104,11 @@ def storage_error(error: OSError) -> StorageError:
     """
     if not is_storage(error):
         raise error
+    if isinstance(error, PermissionError):  # it may be read or written: the error does not tell
+        return StorageError(
+            f"cannot use {error.filename or 'a file'} ({error.strerror}): give this user access to"
+            " it, or set BABYLON_HOME to a directory of yours"
+        )
     return StorageError(
         f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"
         " free disk space, or set BABYLON_HOME to a writable directory"

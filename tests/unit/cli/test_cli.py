@@ -1,5 +1,6 @@
 """The command line as a script meets it: exit codes, one JSON object, one clear line."""
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 import babylon
 from babylon.cli import main
 from babylon.cli.demo import print_demo
-from babylon.cli.output import print_table, show_logs, show_values
+from babylon.cli.output import print_table, show_logs, show_values, storage_error
 from babylon.cli.training import TrainRequest
 from babylon.cli.training_report import window_table
 from babylon.core.types import Published, WindowResult
@@ -185,6 +186,13 @@ def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error: scorer '{scorer}'") and captured.err.count("\n") == 1
     assert json.loads(captured.out)["kind"] == "ConfigError"
+
+
+def test_a_file_of_another_user_is_not_told_to_be_a_full_disk() -> None:
+    refused = storage_error(PermissionError(errno.EACCES, "Permission denied", "/backup/calls.zst"))
+    assert str(refused).startswith("cannot use /backup/calls.zst (Permission denied): give this")
+    full = storage_error(OSError(errno.ENOSPC, "No space left on device", "/home/x"))
+    assert str(full).startswith("cannot write /home/x (No space left on device): free disk space")
 
 
 def test_a_home_that_is_a_file_is_one_clear_line(
