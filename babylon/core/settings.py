@@ -411,6 +411,18 @@ class PrefectSettings(Group):
     job_variables: str = _env("{}", "GPU_JOB_VARIABLES", pattern=r"^\{.*\}$")
     """Prefect's job variables of GPU stages: `{"gpus": 4, "env": {"TRAIN_NODES": "2"}}`."""
 
+    # aiohttp sends no request with both, and the supervisor would end with all services.
+    @model_validator(mode="after")
+    def _has_one_password(self) -> Self:
+        in_url = self.api_url and "@" in urlsplit(self.api_url).netloc
+        if in_url and (self.auth or self.api_key):
+            raise ValueError(
+                "PREFECT_API_URL names a user, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY is"
+                " set too: write USER:PASSWORD in one place only, best into"
+                " PREFECT_API_AUTH_STRING"
+            )
+        return self
+
 
 class Settings(BaseModel):
     """All settings of a process, in groups."""

@@ -237,3 +237,12 @@ def test_a_bad_address_is_named_without_its_password() -> None:
         load_settings(prefect={"api_url": "http://me:sk-secret@prefect:65536/api"})
     assert "://********@prefect:65536/api" in str(refused.value)
     assert "sk-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("other", ["auth", "api_key"])
+def test_two_passwords_of_prefect_are_refused_and_not_shown(other: str) -> None:
+    twice = {"api_url": "http://me:sk-secret@prefect:4200/api", other: "sk-other"}
+    with pytest.raises(ConfigError, match=r"PREFECT_API_URL names a user.*in one place") as refused:
+        load_settings(prefect=twice)
+    assert "sk-" not in str(refused.value)
+    load_settings(prefect={"api_url": twice["api_url"]})
