@@ -7,6 +7,7 @@ SIGTERM. A ``BabylonError`` prints one line. Any other exception is a bug and pr
 Modules in this package import only light modules at the top, so that ``--help`` is fast.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ from babylon.cli import (
     windows,
 )
 from babylon.cli.output import fail, print_json, show_logs, storage_error
-from babylon.core.errors import BabylonError
+from babylon.core.errors import BabylonError, ConfigError
 
 WRONG_USAGE = 2
 app = typer.Typer(
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, _like_ctrl_c)
     json = "--json" in arguments
     try:
+        _require_text(arguments)
         app(arguments)
     except BabylonError as error:
         sys.exit(fail(error, json=json))
@@ -99,6 +101,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         if json and left.code == WRONG_USAGE:  # Typer itself writes only to stderr
             print_json({"error": _usage_message(left), "kind": "UsageError"})
         raise
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Refuse an argument that neither Postgres nor JSON can hold. A file may have such a name.
+
+    Raises:
+        ConfigError: an argument is not UTF-8.
+    """
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            if not os.path.exists(argument):
+                raise ConfigError(
+                    f"argument {argument!r} is not UTF-8: write it in UTF-8"
+                ) from error
 
 
 def _like_ctrl_c(number: int, frame: FrameType | None) -> None:

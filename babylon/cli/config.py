@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 
 from babylon.cli.options import Json
 from babylon.cli.output import print_json, print_table
+from babylon.core.discretion import without_passwords
 from babylon.core.home import Home
 from babylon.core.settings import HOURS, fields, variable_of
 from babylon.core.settings_loading import load_with_sources
@@ -109,7 +110,9 @@ def _plain(value: object) -> object:
         return "********"
     if isinstance(value, Home):
         return str(value.root)
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return without_passwords(str(value))
 
 
 def _cell(value: object) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from babylon.cli import model
 from babylon.cli.experiment import analyse
-from babylon.cli.options import Json, Version
+from babylon.cli.options import MAX_INTEGER, Json, Version
 from babylon.cli.output import print_json, print_table, show_values, stderr, user_name, with_store
 from babylon.core.settings_loading import load_settings
 
@@ -31,6 +31,7 @@ Challenger = Annotated[
     int | None,
     typer.Argument(
         min=0,
+        max=MAX_INTEGER,
         metavar="[VERSION]",
         help="The challenger; omit it to change the canary's share.",
     ),

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from babylon.cli.output import print_table
+from babylon.cli.output import print_table, printable
 from babylon.ops.pages.pairs import PairShown
 from babylon.scoring.judge.people import PersonLine
 from babylon.scoring.judge.reported_validity import JudgeReport, TrainedJudge, ValidityLine
@@ -138,9 +138,9 @@ def print_details(score: ScoredRow) -> None:
     """Print all reasons of a score, and the text that the judge saw."""
     print(f"\n{score.agent_id} in {score.trajectory_id}:")
     for reason in score.reasons:
-        print(f"  - {reason}")
+        print(printable(f"  - {reason}"))
     if score.seen:
-        print("\nThe judge saw:\n" + score.seen)
+        print(printable("\nThe judge saw:\n" + score.seen))
 
 
 def _equals(group: Sequence[ScoredRow], one: ScoredRow) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from babylon.cli.options import Json
+from babylon.cli.options import MAX_INTEGER, Json
 from babylon.cli.output import print_json, print_table, show_values, with_store
 from babylon.core.api_keys import SCOPES
 from babylon.core.settings_loading import load_settings
@@ -27,15 +27,26 @@ Agent = Annotated[
     ),
 ]
 Concurrency = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Simultaneous calls. Default: no limit.")
+    int | None,
+    typer.Option(
+        min=1, max=MAX_INTEGER, metavar="N", help="Simultaneous calls. Default: no limit."
+    ),
 ]
 
 Rpm = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Requests in a minute. Default: no limit.")
+    int | None,
+    typer.Option(
+        min=1, max=MAX_INTEGER, metavar="N", help="Requests in a minute. Default: no limit."
+    ),
 ]
 Tpm = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Tokens in a minute, prompts too. Default: no limit."),
+    typer.Option(
+        min=1,
+        max=MAX_INTEGER,
+        metavar="N",
+        help="Tokens in a minute, prompts too. Default: no limit.",
+    ),
 ]
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="See `babylon keys list`.")]
 

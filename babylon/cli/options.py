@@ -29,7 +29,10 @@ GameRules = Annotated[
     Preset, typer.Option(help="starter: the demo's small game; hour: perps, feed, a full hour.")
 ]
 Shared = Annotated[bool, typer.Option("--shared", help="Agents of a scenario trade in one market.")]
-Version = Annotated[int, typer.Argument(min=0, metavar="VERSION", help="Policy version.")]
+MAX_INTEGER = 2**31 - 1  # the largest number of a column of Postgres' type integer
+Version = Annotated[
+    int, typer.Argument(min=0, max=MAX_INTEGER, metavar="VERSION", help="Policy version.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 MinAgents = Annotated[
     int | None, typer.Option(min=2, help="Agents that a window needs.", metavar="N")

@@ -5,6 +5,7 @@ import errno
 import getpass
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ _STORAGE = {
 # Rich would read [words] and :words: in names and reasons as its own markup.
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 T = TypeVar("T")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
@@ -73,7 +75,12 @@ def show_values(values: Mapping[str, object], json: bool) -> None:
     lines = list(_flat(values))
     width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
-        print(f"{name:{width}}  {figure(value)}")
+        print(printable(f"{name:{width}}  {figure(value)}"))
+
+
+def printable(text: str) -> str:
+    """Return text of play without the control characters that a terminal obeys."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def fail(error: BabylonError, *, json: bool) -> int:
@@ -97,6 +104,11 @@ def storage_error(error: OSError) -> StorageError:
     """
     if not is_storage(error):
         raise error
+    if isinstance(error, PermissionError):  # it may be read or written: the error does not tell
+        return StorageError(
+            f"cannot use {error.filename or 'a file'} ({error.strerror}): give this user access to"
+            " it, or set BABYLON_HOME to a directory of yours"
+        )
     return StorageError(
         f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"
         " free disk space, or set BABYLON_HOME to a writable directory"
@@ -155,7 +167,7 @@ def _cell(value: Any) -> str | Text:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.3g}" if abs(value) < 999.5 else f"{value:,.0f}"  # not 1e+03
-    return str(value)
+    return printable(str(value))
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

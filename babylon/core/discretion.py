@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from babylon.core.text import redact
 
 _WORD = re.compile(r"\w+")
+_USER = re.compile(r"(?<=://)[^\s/@]+@")
 _LONGEST = 200  # characters
 # Words of error messages. They tell nothing, although a prompt may hold them too.
 _ORDINARY = frozenset(
@@ -44,6 +45,11 @@ def told(message: str, sent: Iterable[str]) -> str:
     line = re.sub(r"\s+", " ", message)[: 4 * _LONGEST]
     shown = re.sub(r"…(?:\W*…)+", "…", _WORD.sub(keep, line))
     return redact(shown)[:_LONGEST].strip().rstrip(".")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without user and password of the URLs in it."""
+    return _USER.sub("********@", text)
 
 
 def shown_url(url: str) -> str:

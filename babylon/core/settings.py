@@ -346,6 +346,18 @@ class TrackingSettings(Group):
     """Each promoted policy becomes an artifact of type `model`."""
     lineage_url: str | None = _env(None, "OPENLINEAGE_URL", pattern=r"^https?://\S+$")
     """Address of an OpenLineage receiver, such as Marquez. Unset: none."""
+
+    # Its client takes no other address, and the supervisor would end with all services.
+    @field_validator("lineage_url")
+    @classmethod
+    def _has_a_host(cls, url: str | None) -> str | None:
+        if url:
+            parts = urlsplit(url)
+            _ = parts.port  # its ValueError becomes the setting's
+            if not parts.hostname:
+                raise ValueError("it names no host: write http://HOST:PORT")
+        return url
+
     lineage_key: SecretStr | None = _env(None, "OPENLINEAGE_API_KEY")
     """Key of that receiver, sent as a bearer token."""
     lineage_namespace: str = _env("babylon", "OPENLINEAGE_NAMESPACE", min_length=1)
@@ -398,6 +410,18 @@ class PrefectSettings(Group):
     """Seconds after which a stage is given up. The next run begins it again."""
     job_variables: str = _env("{}", "GPU_JOB_VARIABLES", pattern=r"^\{.*\}$")
     """Prefect's job variables of GPU stages: `{"gpus": 4, "env": {"TRAIN_NODES": "2"}}`."""
+
+    # aiohttp sends no request with both, and the supervisor would end with all services.
+    @model_validator(mode="after")
+    def _has_one_password(self) -> Self:
+        in_url = self.api_url and "@" in urlsplit(self.api_url).netloc
+        if in_url and (self.auth or self.api_key):
+            raise ValueError(
+                "PREFECT_API_URL names a user, and PREFECT_API_AUTH_STRING or PREFECT_API_KEY is"
+                " set too: write USER:PASSWORD in one place only, best into"
+                " PREFECT_API_AUTH_STRING"
+            )
+        return self
 
 
 class Settings(BaseModel):

@@ -15,6 +15,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from babylon.core.discretion import without_passwords
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
 from babylon.core.settings import HOURS, Settings, fields, variable_of
@@ -111,11 +112,14 @@ def _from_environment() -> dict[str, Any]:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror}): make it readable") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}, line {line} is not UTF-8: save it as UTF-8") from error
     try:
         nested = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -140,7 +144,8 @@ def _problem(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
         return reason if path in Settings.model_fields else f"{path}: {reason}"
     source = sources.get(path, "environment")
     name = variable_of(field) if source == "environment" else path
-    value = "********" if SecretStr in get_args(field.annotation) else repr(problem["input"])
+    shown_input = without_passwords(repr(problem["input"]))
+    value = "********" if SecretStr in get_args(field.annotation) else shown_input
     return f"{name}={value}{_place(path, source)}: {reason}"
 
 
@@ -153,7 +158,7 @@ def _place(path: str, source: str) -> str:
     if source in ("environment", "option"):
         return ""
     table = ""
-    for number, line in enumerate(Path(source).read_text().splitlines(), start=1):
+    for number, line in enumerate(Path(source).read_text(encoding="utf-8").splitlines(), start=1):
         if header := re.match(r"\s*\[\s*([\w.]+)\s*\]", line):
             table = header[1]
         key = re.match(r"\s*([\w.]+)\s*=", line)

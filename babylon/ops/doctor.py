@@ -34,6 +34,8 @@ from babylon.training.base_model import EMBEDDED
 PACKAGES = ("prefect", "asyncpg", "polars", "torch", "transformers", "peft")
 KEYS = {"HF_TOKEN": "a BASE_MODEL that is private or gated on the Hugging Face hub"}
 MIN_FREE_GB = 2.0
+# A file in the working directory must not take the place of a module, as in the services.
+_PYTHON = (sys.executable, "-P")
 _TORCH = """
 import torch
 devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -81,7 +83,7 @@ def _packages() -> Iterator[Finding]:
 async def _torch() -> list[Finding]:
     """Import torch in a process of its own. Only trainer and engine import it here."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
+        *_PYTHON,
         "-c",
         _TORCH,
         stdout=asyncio.subprocess.PIPE,
@@ -160,10 +162,10 @@ async def check_gpu_memory(
     path = None if model.base is None or model.base.startswith(EMBEDDED) else Path(model.base)
     if path is None or not path.is_dir():
         return []
-    command = [sys.executable, "-m", "babylon", "model", "memory", str(path), "--json", *more]
+    command = [*_PYTHON, "-m", "babylon", "model", "memory", str(path), "--json", *more]
     child = await asyncio.create_subprocess_exec(
         *command,
-        env=dict(environment),
+        env={**os.environ, **environment},  # CUDA_VISIBLE_DEVICES too, as an update has it
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

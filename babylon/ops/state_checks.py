@@ -83,7 +83,7 @@ async def _champion(store: Store) -> Finding:
         detail = f"{named}, not checked here: loaded from the hub when first used"
         return Finding(name="champion", ok=None, required=True, detail=detail)
     await asyncio.to_thread(fetch_checkpoint, store.home, policy.uri)
-    problem = await asyncio.to_thread(_changed, policy) or await _load_problem(policy)
+    problem = await asyncio.to_thread(_changed, policy) or await _load_problem(policy.uri)
     remedy = ": restore it from a backup, or `babylon deploy rollback`"
     detail = f"{named} loads" if problem is None else f"{named}: {problem}{remedy}"
     return Finding(name="champion", ok=problem is None, required=True, detail=detail)
@@ -98,9 +98,11 @@ def _changed(policy: Policy) -> str | None:
     return None
 
 
-async def _load_problem(policy: Policy) -> str | None:
+async def _load_problem(uri: str) -> str | None:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _LOAD, policy.uri, stderr=asyncio.subprocess.PIPE
+        # -P: a file in the working directory must not take the place of a module.
+        *(sys.executable, "-P", "-c", _LOAD, uri),
+        stderr=asyncio.subprocess.PIPE,
     )
     _, said = await child.communicate()
     if child.returncode == 0:

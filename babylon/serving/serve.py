@@ -180,7 +180,8 @@ def _service(
 ) -> Service:
     return Service(
         name=name,
-        command=[sys.executable, "-m", module, *options],
+        # -P: a file in the working directory must not take the place of a module.
+        command=[sys.executable, "-P", "-m", module, *options],
         environment=environment,
         log=home.logs / f"{name.partition(' ')[0]}.log",
     )

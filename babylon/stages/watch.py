@@ -94,7 +94,7 @@ async def watch_scores(
     await hold(store, AUTHOR, reason)
     raise WindowNotReadyError(
         f"{reason}; training is on hold: read the window's play, then `babylon windows resume`"
-        f" trains it, or `babylon windows skip {window.id}` leaves it out"
+        f" trains it, or `babylon windows skip {window.id} --reason TEXT` leaves it out"
     )
 
 

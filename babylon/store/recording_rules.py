@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from babylon.core.api_keys import LOCAL, parse_key
 from babylon.core.errors import ConfigError
 from babylon.store.connection import Store, affected
 from babylon.store.routes import CHANNEL
 
 RuleKind = Literal["key", "agent"]
+_KNOWN = "SELECT EXISTS (SELECT FROM babylon.api_keys WHERE key_id = $1)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +40,15 @@ async def set_rule(
     """Set a rule, in the place of one for the same subject.
 
     Raises:
-        ConfigError: the share is none.
+        ConfigError: the share is none, or there is no such key.
     """
     if not 0 <= share <= 1:
         raise ConfigError(f"share {share:g}: name a number from 0 (no call) to 1 (all calls)")
+    # A rule of no key would record all that it is meant to leave out.
+    if kind == "key" and subject != LOCAL and not await store.pool.fetchval(_KNOWN, subject):
+        whole = parse_key(subject)  # its secret must not be shown
+        named = f"the key {whole.key_id} itself" if whole else repr(subject)
+        raise ConfigError(f"a rule needs a key's id, not {named}: see `babylon keys list`")
     await store.pool.execute(
         "INSERT INTO babylon.recording_rules (kind, subject, share, redact) VALUES ($1, $2, $3, $4)"
         " ON CONFLICT (kind, subject) DO UPDATE SET share = excluded.share,"

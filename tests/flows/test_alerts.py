@@ -56,6 +56,26 @@ async def test_another_block_moves_the_automations_and_keeps_a_persons_change() 
     assert moved[NO_WINDOW]["trigger"]["within"] == 60
 
 
+async def test_a_trigger_of_several_parts_that_a_person_made_stays() -> None:
+    async with get_client() as client, aiohttp.ClientSession() as http:
+        api = PrefectApi(url=str(client.api_url).rstrip("/"))
+        block = CustomWebhookNotificationBlock(name="parts", url="http://127.0.0.1:1/")
+        await block.save("parts", overwrite=True)
+        try:
+            await set_up_alerts(http, api, "custom-webhook/parts", 60)
+            made = await _ours(client)
+            event = {**made[BAD]["trigger"], "id": str(uuid4())}
+            compound = {"type": "compound", "require": "any", "within": None, "triggers": [event]}
+            await _change(client, made[BAD], trigger=compound)
+            await set_up_alerts(http, api, "custom-webhook/parts", 60)
+            left = await _ours(client)
+        finally:
+            for one in (await _ours(client)).values():
+                await client.delete_automation(one["id"])
+    assert left[BAD]["trigger"]["type"] == "compound"
+    assert left[BAD]["description"].endswith("changed by hand")
+
+
 async def test_automations_that_nobody_changed_follow_the_settings_the_version_and_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

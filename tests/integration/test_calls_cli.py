@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from babylon.core.api_keys import new_key
 from babylon.core.settings_loading import load_settings
 from babylon.store import open_store
 from babylon.store.call_partitions import make_partitions
@@ -59,3 +60,15 @@ def test_a_rule_is_set_listed_and_removed(capsys: Capture) -> None:
     for wrong in ((), ("--agent", "a", "--key", "k")):
         assert run("calls", "record", *wrong) == 1
     assert "name either --key or --agent" in capsys.readouterr().err
+
+
+def test_a_rule_for_a_key_that_is_none_is_refused_without_its_secret(capsys: Capture) -> None:
+    key = new_key()
+    assert run("calls", "record", "--key", "fleet", "--share", "0") == 1
+    assert "needs a key's id, not 'fleet'" in capsys.readouterr().err
+    assert run("calls", "record", "--key", str(key), "--share", "0") == 1
+    said = capsys.readouterr().err
+    assert f"not the key {key.key_id} itself" in said and key.secret not in said
+    assert printed(capsys, "rules") == {"rules": []}
+    printed(capsys, "record", "--key", "local", "--share", "0")
+    printed(capsys, "record", "--key", "local")

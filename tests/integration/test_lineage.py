@@ -46,6 +46,28 @@ async def receiver(refuses: int) -> AsyncIterator[tuple[str, list[dict[str, Any]
     await runner.cleanup()
 
 
+async def test_a_refusal_is_logged_without_the_password_of_the_address(
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(lineage, "LOOK_S", 0.05)
+    await claim_window(store, parse_window_id(FAILED), owner="a", lease_s=60)
+    async with receiver(refuses=100) as (url, _):
+        named = url.replace("://", "://me:sk-secret@")
+        tracking = TrackingSettings(lineage_url=named, lineage_key=SecretStr("catalogue-key"))
+        telling = asyncio.create_task(
+            tell_lineage(lambda: open_store(settings), tracking, "babylon", None)
+        )
+        async with asyncio.timeout(60):
+            while "cannot be sent" not in caplog.text:
+                await asyncio.sleep(0.02)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    assert "://********@127.0.0.1" in caplog.text and "sk-secret" not in caplog.text
+
+
 async def test_each_claim_has_a_begin_and_an_end_with_play_in_and_the_policy_out(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ DASHBOARD = DEPLOY / "grafana" / "babylon.json"
 PROMTOOL = shutil.which("promtool")
 PROMETHEUS_ADDS = {"job", "instance"}
 Metrics = dict[str, dict[str, set[str]]]
+
+
+def test_the_key_that_prometheus_reads_is_not_committed_with_a_checkout() -> None:
+    configuration = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    key = configuration["scrape_configs"][0]["authorization"]["credentials_file"]
+    ignored = (DEPLOY.parent / ".gitignore").read_text().splitlines()
+    assert any(fnmatch(key, pattern) for pattern in ignored)
 
 
 def alerts() -> Iterator[dict[str, Any]]:

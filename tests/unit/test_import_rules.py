@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import modules
+from benchmarks.house import PRODUCT, modules, python_files
 from tests.imported import imported_with
 
 MODELS = {"torch", "transformers", "peft"}
@@ -27,7 +27,8 @@ NOT_MODULES = {
     *SPANS,
 }
 
-MODULES = {module.name: module for module in modules(Path(__file__).parents[2])}
+ROOT = Path(__file__).parents[2]
+MODULES = {module.name: module for module in modules(ROOT)}
 
 
 @cache
@@ -143,3 +144,10 @@ def test_no_module_imports_itself_through_others() -> None:
         list(TopologicalSorter(_graph()).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+def test_no_process_that_we_start_imports_files_of_the_working_directory() -> None:
+    """A torch.py or json.py there would take the place of a module: ``-P`` leaves it out."""
+    starts = re.compile(r"sys\.executable\)?[,(]\s*\"-[cm]\"")
+    files = [path for path in python_files(ROOT, *PRODUCT) if starts.search(path.read_text())]
+    assert files == []

@@ -2,10 +2,14 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from babylon.cli import app
 from benchmarks.house import PRODUCT, python_files
 from tests.docs.test_pages import blocks_of
 
@@ -67,3 +71,29 @@ def test_every_phrase_of_a_quoted_message_is_in_the_code(
                     begin, end = found.span(number)
                     rest[begin:end] = "|" * (end - begin)
     assert re.findall(f"{WORD},? {WORD}", "".join(rest)) == []
+
+
+def test_a_command_that_a_message_tells_to_run_has_its_options(templates: set[Template]) -> None:
+    texts = ["".join("ID" if part is None else part for part in one) for one in templates]
+    named = {tuple(run.split()) for text in texts for run in re.findall(r"`babylon ([^`]+)`", text)}
+    wrong = []
+    for words in named:
+        command, left = _command(words)
+        given = {word.partition("=")[0] for word in left if word.startswith("--")}
+        options = [one for one in command.params if one.param_type_name == "option"]
+        known = {name for one in options for name in one.opts} | {"--help"}
+        # A command without anything behind it is named, and not one to copy.
+        missing = [one for one in options if left and one.required and not given & {*one.opts}]
+        if missing or not given <= known:
+            wrong.append(" ".join(words))
+    assert len(named) > 50 and wrong == []
+
+
+def _command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Return the command that words name, and the words behind its name."""
+    command: Any = get_command(app)
+    for at, word in enumerate(words):
+        if word not in getattr(command, "commands", {}):
+            return command, words[at:]
+        command = command.commands[word]
+    return command, ()

@@ -135,9 +135,13 @@ def _renewed(found: dict[str, Any], wanted: dict[str, Any], block_id: str) -> di
 
 
 def _mark(trigger: Mapping[str, Any]) -> str:
-    """Return a short digest of a trigger's times and events."""
+    """Return a short digest of a trigger's times and events.
+
+    A person may have made it a trigger on several events or on a metric, which can lack a time.
+    """
     events = [sorted(trigger.get(kind) or ()) for kind in ("after", "expect")]
-    return sha256(json.dumps([float(trigger["within"]), *events]).encode()).hexdigest()[:8]
+    within = float(trigger.get("within") or 0)
+    return sha256(json.dumps([within, *events]).encode()).hexdigest()[:8]
 
 
 def _wording(text: str) -> str:

@@ -38,8 +38,9 @@ def forget_in_force(home: Home) -> None:
 
 def written_at(home: Home) -> int | None:
     """Return the time of the last write in nanoseconds; ``None`` without a record."""
-    path = in_force_path(home)
-    return path.stat().st_mtime_ns if path.exists() else None
+    with suppress(FileNotFoundError):  # the supervisor may remove it meanwhile
+        return in_force_path(home).stat().st_mtime_ns
+    return None
 
 
 def note_problem(home: Home, problem: str | None) -> None:
@@ -50,8 +51,9 @@ def note_problem(home: Home, problem: str | None) -> None:
 
 
 def read_problem(home: Home) -> str | None:
-    path = home.root / "run" / "problem"
-    return path.read_text() if path.exists() else None
+    with suppress(FileNotFoundError):  # the supervisor may have solved it meanwhile
+        return (home.root / "run" / "problem").read_text()
+    return None
 
 
 def changed_settings(home: Home, variables: Variables) -> list[str] | None:

@@ -20,6 +20,7 @@ from openlineage.client.transport.http import ApiKeyTokenProvider, HttpConfig, H
 from pydantic import SecretStr
 
 import babylon
+from babylon.core.discretion import without_passwords
 from babylon.core.settings import TrackingSettings
 from babylon.core.windows import parse_window_id
 from babylon.ops.up.news import BACK, LOOK_S
@@ -68,7 +69,9 @@ async def tell_lineage(
             told.intersection_update((UUID(one.run.runId), str(one.eventType)) for one in found)
             since = now - BACK
         except Exception as error:  # nothing here may end the supervisor, and with it all services
-            log.warning("lineage cannot be sent to %s now: %r", tracking.lineage_url, error)
+            # The error of a refusal quotes the whole address.
+            shown = without_passwords(f"{tracking.lineage_url} now: {error!r}")
+            log.warning("lineage cannot be sent to %s", shown)
         await asyncio.sleep(LOOK_S)
 
 

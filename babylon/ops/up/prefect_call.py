@@ -4,6 +4,7 @@ from typing import Any
 
 import aiohttp
 
+from babylon.core.discretion import without_passwords
 from babylon.core.errors import ServingError
 from babylon.ops.prefect_env import PrefectApi
 
@@ -19,6 +20,7 @@ async def call(
         ServingError: Prefect refused or does not answer.
     """
     url = f"{api.url}/{path}"
+    shown = without_passwords(url)
     try:
         async with http.request(
             method, url, json=body, headers=api.headers, timeout=TIMEOUT
@@ -26,7 +28,7 @@ async def call(
             if answer.status >= 400:
                 said = f"{answer.status} {await answer.text()}"
                 raise ServingError(
-                    f"Prefect refused {method} {url}: {said}{_remedy(answer.status)}"
+                    f"Prefect refused {method} {shown}: {said}{_remedy(answer.status)}"
                 )
             return None if answer.status == 204 else await answer.json()
     except (aiohttp.ClientError, TimeoutError) as error:
@@ -36,7 +38,7 @@ async def call(
             else "start that server, or correct PREFECT_API_URL"
         )
         raise ServingError(
-            f"Prefect does not answer {method} {url} ({str(error) or type(error).__name__}):"
+            f"Prefect does not answer {method} {shown} ({str(error) or type(error).__name__}):"
             f" {again}"
         ) from error
 

@@ -95,9 +95,11 @@ class RemoteWorker:
         each = self.settings.training.processes or len(devices)
         if len(devices) <= each:
             return [(name, {})]
-        groups = ["-".join(devices[at : at + each]) for at in range(0, len(devices), each)]
+        # A worker of the GPUs that are left over would take runs, and each update of it would fail.
+        starts = range(0, len(devices) - each + 1, each)
+        groups = [devices[at : at + each] for at in starts]
         return [
-            (f"{name}-{group}", {"CUDA_VISIBLE_DEVICES": group.replace("-", ",")})
+            (f"{name}-{'-'.join(group)}", {"CUDA_VISIBLE_DEVICES": ",".join(group)})
             for group in groups
         ]
 

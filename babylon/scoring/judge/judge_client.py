@@ -330,7 +330,10 @@ async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
     port = _free_port()
     service = Service(
         name="judge",
-        command=[sys.executable, "-m", "babylon.serving.engine.engine_process", f"--port={port}"],
+        command=[
+            *(sys.executable, "-P", "-m", "babylon.serving.engine.engine_process"),
+            f"--port={port}",
+        ],
         log=log_file,
     )
     url = f"http://127.0.0.1:{port}"

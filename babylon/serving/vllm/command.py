@@ -118,7 +118,7 @@ def vllm_service(
     """
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
-        *(sys.executable, "-m", "babylon.serving.vllm.process_group"),
+        *(sys.executable, "-P", "-m", "babylon.serving.vllm.process_group"),
         *("env", f"PYTHONPATH={Path(guard.__file__).parent}"),
         *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),

@@ -106,7 +106,8 @@ def _launched(
 
     A signal for this process must not reach the ranks before torchrun.
     """
-    command = [sys.executable, "-m", "babylon.training.processes.launcher", str(directory.path)]
+    launcher = (sys.executable, "-P", "-m", "babylon.training.processes.launcher")
+    command = [*launcher, str(directory.path)]
     with log.open("wb") as output:
         return subprocess.Popen(
             [*command, str(processes), *nodes.arguments()],

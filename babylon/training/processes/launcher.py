@@ -32,7 +32,7 @@ def main() -> int:
         monitor_interval=_WATCH_S,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "babylon.training.processes.rank", path)
+        elastic_launch(config, sys.executable)("-P", "-m", "babylon.training.processes.rank", path)
     except ChildFailedError as error:
         ranks = int(processes) * int(nodes)
         for rank, failure in error.failures.items():

@@ -1,5 +1,6 @@
 """The command line as a script meets it: exit codes, one JSON object, one clear line."""
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 import babylon
 from babylon.cli import main
 from babylon.cli.demo import print_demo
-from babylon.cli.output import print_table, show_logs
+from babylon.cli.output import print_table, show_logs, show_values, storage_error
 from babylon.cli.training import TrainRequest
 from babylon.cli.training_report import window_table
 from babylon.core.types import Published, WindowResult
@@ -139,6 +140,12 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["dataset", "erase", "--agent", "ann", "--squash"],
         ["deploy", "ab"],
         ["deploy", "canary", "5", "--share", "much"],
+        ["deploy", "replace", "3000000000"],
+        ["deploy", "canary", "3000000000"],
+        ["deploy", "approve", "3000000000"],
+        ["keys", "create", "ann", "--concurrency", "3000000000"],
+        ["keys", "create", "ann", "--requests-per-minute", "3000000000"],
+        ["keys", "create", "ann", "--tokens-per-minute", "3000000000"],
         ["model", "show", "newest"],
         ["nonsense"],
     ],
@@ -156,6 +163,19 @@ def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--min-agents" in json.loads(captured.out)["error"] and captured.err
 
 
+def test_an_argument_that_is_no_text_is_refused_and_a_file_of_that_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
+    reason = os.fsdecode(b"f\xfcr sp\xe4ter")  # as Python hands on a terminal's Latin-1
+    assert exit_code("windows", "hold", "--reason", reason, "--json") == 1
+    captured = capsys.readouterr()
+    assert "is not UTF-8: write it in UTF-8" in json.loads(captured.out)["error"]
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xfc.jsonl"))
+    path.touch()
+    assert exit_code("db", "import", str(path), "--format", "nonsense") == 2
+
+
 @pytest.mark.parametrize("scorer", ["unknown", "no_module:f", "..above:f", "broken:f"])
 def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
     scorer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -166,6 +186,13 @@ def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
     captured = capsys.readouterr()
     assert captured.err.startswith(f"error: scorer '{scorer}'") and captured.err.count("\n") == 1
     assert json.loads(captured.out)["kind"] == "ConfigError"
+
+
+def test_a_file_of_another_user_is_not_told_to_be_a_full_disk() -> None:
+    refused = storage_error(PermissionError(errno.EACCES, "Permission denied", "/backup/calls.zst"))
+    assert str(refused).startswith("cannot use /backup/calls.zst (Permission denied): give this")
+    full = storage_error(OSError(errno.ENOSPC, "No space left on device", "/home/x"))
+    assert str(full).startswith("cannot write /home/x (No space left on device): free disk space")
 
 
 def test_a_home_that_is_a_file_is_one_clear_line(
@@ -398,6 +425,17 @@ def test_numbers_near_a_thousand_are_written_out(capsys: pytest.CaptureFixture[s
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[3:]] == [
         "999", "-1,000", "1,000",
     ]  # fmt: skip
+
+
+def test_a_terminal_gets_no_command_of_a_players_text(capsys: pytest.CaptureFixture[str]) -> None:
+    played = "héllo\x1b]0;owned\x07\x1b[2J\r\x9b2J\tthere\n\u3000end"
+    show_values({"messages": [{"content": played}]}, json=False)
+    print_table("Agents", ["agent", "reason"], [["a", played]])
+    printed = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\r", "\x9b"} & {*printed}
+    assert "héllo�]0;owned��[2J��2J\tthere\n\u3000end" in printed
+    show_values({"content": played}, json=True)
+    assert json.loads(capsys.readouterr().out)["content"] == played
 
 
 def test_a_table_shows_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ def test_show_says_where_each_value_comes_from_and_masks_secrets(
     (tmp_path / "babylon.toml").write_text("[quality]\nmin_actions = 2\n")
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("OPENLINEAGE_URL", "https://me:sk-secret@catalogue:5000/path")
     monkeypatch.setattr("babylon.cli.signal.signal", lambda *_: None)
     with pytest.raises(SystemExit, match="0"):
         main(["config", "show", "--json"])
@@ -29,6 +30,7 @@ def test_show_says_where_each_value_comes_from_and_masks_secrets(
     assert rows["quality.min_actions"]["value"] == 2
     assert rows["quality.min_actions"]["source"] == str(tmp_path / "babylon.toml")
     assert rows["judge.api_key"]["source"] == "environment"
+    assert rows["tracking.lineage_url"]["value"] == "https://********@catalogue:5000/path"
     assert rows["windows.minutes"] == {
         "name": "windows.minutes",
         "value": 60,

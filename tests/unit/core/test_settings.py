@@ -170,6 +170,12 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:
         load_settings(home=tmp_path)
 
 
+def test_a_file_of_another_encoding_is_named_with_the_line(tmp_path: Path) -> None:
+    (tmp_path / "babylon.toml").write_bytes("seed = 1\n# für später\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"babylon.toml, line 2 is not UTF-8: save it as UTF-8"):
+        load_settings(home=tmp_path)
+
+
 def test_a_bad_option_is_named_as_a_setting_and_a_bad_variable_as_a_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -201,6 +207,15 @@ def test_a_port_that_no_address_has_names_its_variable() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["http:///catalogue", "http://h:65536", "http://h:port", "http://["]
+)
+def test_an_address_that_the_client_of_lineage_refuses_is_a_bad_setting(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^bad setting: tracking.lineage_url="):
+        load_settings(tracking={"lineage_url": url})
+    load_settings(tracking={"lineage_url": "https://catalogue.example/path"})
+
+
+@pytest.mark.parametrize(
     ("given", "here"),
     [
         ({}, ("127.0.0.1", 8001)),
@@ -215,3 +230,19 @@ def test_the_engine_of_this_machine_is_asked_where_it_listens(
     serving = load_settings(serving=given).serving
     assert serving.engine_here == here
     assert serving.gateways_engines == f"http://{here[0]}:{here[1]}"
+
+
+def test_a_bad_address_is_named_without_its_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings(prefect={"api_url": "http://me:sk-secret@prefect:65536/api"})
+    assert "://********@prefect:65536/api" in str(refused.value)
+    assert "sk-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("other", ["auth", "api_key"])
+def test_two_passwords_of_prefect_are_refused_and_not_shown(other: str) -> None:
+    twice = {"api_url": "http://me:sk-secret@prefect:4200/api", other: "sk-other"}
+    with pytest.raises(ConfigError, match=r"PREFECT_API_URL names a user.*in one place") as refused:
+        load_settings(prefect=twice)
+    assert "sk-" not in str(refused.value)
+    load_settings(prefect={"api_url": twice["api_url"]})

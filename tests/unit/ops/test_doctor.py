@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
-from babylon.ops import doctor
+from babylon.ops import doctor, state_checks
 from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_port
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
@@ -112,6 +112,35 @@ async def test_a_torch_that_kills_its_process_is_named(monkeypatch: pytest.Monke
     (found,) = await doctor._torch()
     assert found.required and not found.ok
     assert "ended with code -4" in found.detail
+
+
+async def test_a_file_in_the_working_directory_takes_the_place_of_no_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "_TORCH", "import colorsys; print('2.0')")
+    monkeypatch.setattr(state_checks, "_LOAD", "import colorsys")
+    assert (await doctor._torch())[0].detail == "2.0"
+    assert await state_checks._load_problem(tmp_path.as_uri()) is None
+
+
+async def test_the_plan_of_memory_sees_the_gpus_that_an_update_sees(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("beside_engine_gib", "total_gib", "checks_gib")
+    numbers = "".join(f', "{name}": 1' for name in names)
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nprintf \'{"fits_beside_engine": true, "engine_gib": %s'
+        f"{numbers}}}' $CUDA_VISIBLE_DEVICES\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(doctor, "_PYTHON", (str(python),))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    settings = load_settings(model={"base": str(tmp_path)})
+    (found,) = await check_gpu_memory(settings.model, settings.environment())
+    assert found.ok and found.detail.startswith("the engine takes 7 GiB")
 
 
 @pytest.mark.slow

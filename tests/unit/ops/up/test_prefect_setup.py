@@ -73,3 +73,13 @@ async def test_silence_names_address_remedy(listens: bool, monkeypatch: pytest.M
         async with aiohttp.ClientSession() as http:
             with pytest.raises(ServingError, match=f"{port}/api.*babylon down"):
                 await create_pools(http, PrefectApi(url=api_url(port)))
+
+
+async def test_no_answer_is_told_without_the_password_of_the_address() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = api_url(nobody.getsockname()[1]).replace("://", "://me:sk-secret@")
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(ServingError, match=r"://\*+@127") as refused:
+                await create_pools(http, PrefectApi(url=url))
+    assert "sk-secret" not in str(refused.value)
