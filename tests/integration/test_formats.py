@@ -195,7 +195,7 @@ def _sampled_by(version: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("good", "bad", "message"),
     [
-        (CHAT, _line(max_tokens=2**31), "maxTokens is 2147483648"),
+        (CHAT, _line(max_tokens=2**31), "max_tokens is 2147483648"),
         (CHAT, _line(scenario_id="s" * 101), "is longer than 100 characters"),
         (CHAT, _line(at="0001-01-01T00:00:00Z"), "time 0001-01-01 00:00:00"),
         (write_atif(a_trace("t2")), _sampled_by(2**31), "policy_version is 2147483648"),
