@@ -27,10 +27,9 @@ LEDGER = (
 FILES = ("checkpoints", "artifacts", "arena", "recording", "logs", "prefect", "tmp", "postgres")
 WAL = "postgres/data/pg_wal"  # Postgres bounds it itself: it grows up to max_wal_size first
 WITHOUT = "disk all but the WAL and the ledger (MiB)"
-# Retention removes as much as is added, Prefect's server holds as many of the events that it has
-# seen as it ever will (those of half an hour), and the free space between live memory is as it
-# stays.
-WARM_S = 2000.0
+# Until then there is more to remember each minute: Prefect keeps runs and events for an hour here,
+# and the supervisor the news of the last hour.
+WARM_S = 4500.0
 BLOCKS = 20  # neighbouring samples are alike: means of blocks are nearly independent
 # Two-sided 95 % quantiles of Student's t for 1 to 18 degrees of freedom.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
