@@ -225,7 +225,14 @@ def memory_plan(
     }
     values["total_gib"] = round(plan.total / GIB, 2)
     if memory is not None:
-        fitting = portions_that_fit(plan, config, context=context, memory=memory)
+        precision = reading_precision(training.tuning, training.base_precision)
+
+        def portions(memory: int) -> dict[str, int | None]:
+            return portions_that_fit(
+                plan, config, precision=precision, context=context, memory=memory
+            )
+
+        fitting = portions(memory)
         values |= {f"portion_activations_{name}": tokens for name, tokens in fitting.items()}
         shared = share_device(
             config,
@@ -234,10 +241,10 @@ def memory_plan(
             turns=serving.vllm_turns,
             tuning=training.tuning,
             memory=memory,
-            precision=reading_precision(training.tuning, training.base_precision),
+            precision=precision,
         )
         values |= {f"{name}_gib": round(one / GIB, 2) for name, one in asdict(shared).items()}
-        beside = portions_that_fit(plan, config, context=context, memory=shared.beside_engine)
+        beside = portions(shared.beside_engine)
         values |= {f"portion_beside_engine_{name}": tokens for name, tokens in beside.items()}
         fits = any(beside.values()) and shared.checks <= shared.beside_engine
         values["fits_beside_engine"] = fits

@@ -1,8 +1,7 @@
 """An estimate of a trainer's memory, from a model's configuration alone.
 
-Weights, gradients and moments are counted on a model without data. Activations are estimated: a
-layer keeps about ``10 h + 3 f`` values a token for its backward pass (h the hidden size, f the
-width of the active feed-forward layers), and with recomputation only its input. The trainer finds
+Weights, gradients and moments are counted on a model without data. Activations are estimated: see
+``grpo/portion_size.py``; with recomputation a layer keeps only its input. The trainer finds
 the portion that really fits: it halves portions when memory runs out, and remembers the result.
 """
 
@@ -19,7 +18,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
 from babylon.policies.load import quiet_ranks, refuse_other_inputs
-from babylon.training.grpo.forward import CUDA_PORTION_TOKENS, SMALLEST
+from babylon.training.grpo.portion_size import (
+    CUDA_PORTION_TOKENS,
+    SMALLEST,
+    depth,
+    layer_bytes,
+)
 from babylon.training.trainable import (
     TransferLayers,
     Tuning,
@@ -168,36 +172,49 @@ def plan_memory(
         weights=round(weights / shards + (_gathered(model) if shards > 1 else 0)),
         gradients=4 * tuned // shards,
         moments=round(_MOMENTS[options.optimizer] * tuned / shards),
-        expert_copies=(4 if precision == "fp32" else 2) * experts // _depth(config),
+        expert_copies=(4 if precision == "fp32" else 2) * experts // depth(config),
         keys_and_values=0,
         activations=0,
         head=_LOGITS,
     )
-    return in_portions(plan, config, context=context, portion=portion, recompute=recompute)
+    return in_portions(
+        plan, config, precision=precision, context=context, portion=portion, recompute=recompute
+    )
 
 
 def in_portions(
-    plan: MemoryPlan, config: PreTrainedConfig, *, context: int, portion: int, recompute: bool
+    plan: MemoryPlan,
+    config: PreTrainedConfig,
+    *,
+    precision: Precision,
+    context: int,
+    portion: int,
+    recompute: bool,
 ) -> MemoryPlan:
-    """The same update in portions of another size."""
-    depth, config = _depth(config), config.get_text_config()
-    hidden = int(config.hidden_size)
-    wide = 10 * hidden + 3 * _active_width(config)
-    kept = depth * hidden + wide if recompute else depth * wide
+    """The same update in portions of another size. ``precision`` is that of the layers."""
+    layers, config = depth(config), config.get_text_config()
+    stream = torch.float32 if precision == "fp32" else torch.bfloat16
+    hidden, layer = int(config.hidden_size), layer_bytes(config, stream)
+    kept = layers * hidden * stream.itemsize + layer if recompute else layers * layer
     heads = int(getattr(config, "num_attention_heads", 0))  # none in a model of states alone
     head = getattr(config, "head_dim", None) or hidden // max(1, heads)
     groups = getattr(config, "num_key_value_heads", None) or heads
     beyond = max(0, context - portion)
     return replace(
         plan,
-        keys_and_values=beyond * depth * 2 * groups * head * (2 + 4),
+        keys_and_values=beyond * layers * 2 * groups * head * (2 + 4),
         # Without recomputation, each layer keeps its copy for the backward pass.
-        activations=2 * portion * kept + (0 if recompute else (depth - 1) * plan.expert_copies),
+        activations=portion * kept + (0 if recompute else (layers - 1) * plan.expert_copies),
     )
 
 
 def portions_that_fit(
-    plan: MemoryPlan, config: PreTrainedConfig, *, context: int, memory: int
+    plan: MemoryPlan,
+    config: PreTrainedConfig,
+    *,
+    precision: Precision,
+    context: int,
+    memory: int,
 ) -> dict[str, int | None]:
     """Largest portions in tokens, with activations "kept" and "recomputed". None: nothing fits.
 
@@ -207,16 +224,19 @@ def portions_that_fit(
     for name, recompute in (("kept", False), ("recomputed", True)):
         portion = CUDA_PORTION_TOKENS
         while portion >= SMALLEST:
-            tried = in_portions(plan, config, context=context, portion=portion, recompute=recompute)
+            tried = in_portions(
+                plan,
+                config,
+                precision=precision,
+                context=context,
+                portion=portion,
+                recompute=recompute,
+            )
             if tried.total <= 0.9 * memory:
                 break
             portion //= 2
         found[name] = portion if portion >= SMALLEST else None
     return found
-
-
-def _depth(config: PreTrainedConfig) -> int:
-    return int(config.get_text_config().num_hidden_layers)
 
 
 def _gathered(model: nn.Module) -> float:
@@ -243,18 +263,3 @@ def _frozen_bytes(model: nn.Module, precision: str) -> list[float]:
             size = _NF4
         each.append(size * parameter.numel())
     return each
-
-
-def _active_width(config: PreTrainedConfig) -> int:
-    """Feed-forward values that a token computes: those of its experts, in a mixture.
-
-    Mixtral and gpt-oss call the width of one expert what a dense model calls its whole width.
-    """
-    names = ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size", "n_inner")
-    known = (getattr(config, name, None) for name in names)
-    each = next(filter(None, known), 4 * int(config.hidden_size))  # GPT-2 and Bloom name none
-    routed = getattr(config, "num_experts_per_tok", None) or 1
-    shared = getattr(config, "n_shared_experts", None) or 0
-    others = ("shared_expert_intermediate_size", "shared_intermediate_size")
-    beside = sum(int(getattr(config, name, None) or 0) for name in others)
-    return int(each) * (int(routed) + int(shared)) + beside

@@ -23,6 +23,8 @@ PARTS = {
     "tests": "tests/gpu",
     "train-0.5b": "full update of a 0.5B model",
     "train-7b": "LoRA update of a 7B model, base in bf16",
+    "peers-0.5b": "a pass beside TRL's, a full update of a 0.5B model",
+    "peers-7b": "a pass beside TRL's, LoRA of a 7B model",
     "head": "the own head beside fused linear-cross-entropy",
     "parity": "engine beside trainer, same tokens",
     "swap": "routes changed under streams",

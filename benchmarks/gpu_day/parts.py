@@ -60,6 +60,7 @@ from benchmarks.gpu_day.models import (
     training_rows,
     window_of,
 )
+from benchmarks.gpu_day.peers import measure_peers
 from benchmarks.trainer.contenders.babylon_session import window_work
 from benchmarks.trainer.flops import flop, matmul_rate
 from benchmarks.trainer.models import shape_of
@@ -325,6 +326,8 @@ async def hour(place: Place, size: Size) -> Figures:
 PARTS: dict[str, Callable[[Place], Figures | Awaitable[Figures]]] = {
     "train-0.5b": lambda place: train(place, "0.5b"),
     "train-7b": lambda place: train(place, "7b"),
+    "peers-0.5b": lambda place: measure_peers(place.kind("0.5b"), rehearse=place.rehearse),
+    "peers-7b": lambda place: measure_peers(place.kind("7b"), rehearse=place.rehearse),
     "head": lambda place: measure_heads(rehearse=place.rehearse),
     "parity": parity,
     "swap": swap,

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 
+from babylon.training.grpo.attention.packed import (
+    block_mask,
+    compiled_apart,
+    flex_variant,
+    in_blocks,
+)
+from babylon.training.grpo.attention.paths import path_attention, takes_paths
+from babylon.training.grpo.attention.piecewise import AttentionRule
 from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import compile_tree
 from tests.unit.training.grpo.architectures import architecture
 from tests.unit.training.grpo.test_architectures import shared_calls
@@ -38,6 +47,29 @@ def test_every_path_gives_the_gradient_of_the_formula(path: Path, bound: int, lo
     loss.mu = [mu.cuda() for mu in loss.mu]
     PolicyForward(model, max_tokens=bound, path=path).accumulate(compile_tree(calls), loss)
     assert_same_gradient(gradient(model).cpu(), reference)
+
+
+@pytest.mark.parametrize("bound", [10_000, 300, 100])
+def test_both_kernels_attend_and_go_back_alike(bound: int) -> None:
+    """FlashAttention over copied paths beside FlexAttention, in bf16."""
+    rule = AttentionRule(0.3)
+    for portion in cut(compile_tree(shared_window()), bound)[0]:
+        layout = portion.layout
+        heads = [torch.randn(1, n, len(layout.first), 64, device="cuda") for n in (4, 2, 2)]
+        query, key, value = (one.bfloat16().requires_grad_() for one in heads)
+        query = query.detach()[:, :, : layout.queries].requires_grad_()
+        assert takes_paths(query, value, layout, rule, None)
+        mask = block_mask(layout, None, query.device)
+        kernel = compiled_apart(flex_variant(None, False))
+        found = []
+        for out in (
+            in_blocks(kernel, query, key, value, mask, rule, None),
+            path_attention(query, key, value, layout, rule),
+        ):
+            grads = torch.autograd.grad(out.float().square().sum(), (query, key, value))
+            found.append([out, *grads])
+        for one, other in zip(*found, strict=True):
+            assert float((one - other).norm() / other.norm()) < 1e-2
 
 
 def test_cuda_takes_the_packed_path() -> None:

@@ -26,6 +26,7 @@ from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.lockstep import passes_of
+from babylon.training.grpo.portion_size import SMALLEST, portion_tokens, tokens_in_memory
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
 from babylon.training.grpo.router_balance import RouterBalance, RouterLossError, router_balance
@@ -42,28 +43,14 @@ from babylon.training.grpo.tree_forward import (
 
 Path = Literal["packed", "piecewise", "stateful", "padded"]
 logger = logging.getLogger(__name__)
-CUDA_PORTION_TOKENS = 16_384
-# a CPU is fastest when the activations of a layer fit into its cache, so wide models get smaller
-# portions; measured in docs/benchmarks.md
-CPU_PORTION_TOKENS = (512, 3072)
-CPU_PORTION_VALUES = 2**19
 KEPT_PORTIONS = 4  # of shared text: a deep conversation is forwarded once
 T = TypeVar("T")
 _FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
-SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights
 CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
 _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
 _SLIDING = "sliding_attention"
 _PROBE_NATS = 0.01  # two fp32 passes agree to about 1e-5
 _COARSE_PROBE_NATS = 0.5  # bf16 matrix products on CUDA change logits by 0.1 and more
-
-
-def portion_tokens(device: str, hidden_size: int) -> int:
-    """Default number of input tokens of a portion, for a model of this width."""
-    if device != "cpu":
-        return CUDA_PORTION_TOKENS
-    smallest, largest = CPU_PORTION_TOKENS
-    return min(max(CPU_PORTION_VALUES // hidden_size, smallest), largest)
 
 
 class PolicyForward:
@@ -101,7 +88,9 @@ class PolicyForward:
         self.passes = passes_of(model)
         self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
-        self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
+        config = _causal_lm(model).config
+        room = tokens_in_memory(model, config)
+        self.max_tokens = max_tokens or portion_tokens(device, config.hidden_size, room)
         # ranks that pass together also go back together, so no pass can wait for its way back
         keeps = not max_tokens and not self.passes.together
         self.keep_tokens = KEPT_PORTIONS * self.max_tokens if keeps else 0

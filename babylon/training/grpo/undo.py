@@ -35,7 +35,8 @@ def figures_of(record: UpdateRecord) -> dict[str, Tensor]:
 def keep_iteration(state: TrainState, figures: dict[str, Tensor]) -> None:
     """Keep the state before an iteration, with the figures of the iteration before it."""
     record = state.record
-    record.kept = keep(state.model, state.optimizer) | {"figures": figures}
+    kept = keep(state.model, state.optimizer, record.kept)
+    record.kept = kept | {"figures": figures}
     record.kept_at = record.iteration, len(record.losses)
 
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import torch
 from transformers import PreTrainedConfig
 
-from babylon.training.grpo.forward import portion_tokens
+from babylon.training.grpo.portion_size import portion_tokens
 from benchmarks.trainer.cases import Window
 from benchmarks.trainer.flops import Work
 from benchmarks.trainer.models import Tuning

@@ -48,7 +48,8 @@ class LoggedTrainer(GRPOTrainer):  # type: ignore[misc]
             "advantages": padded.advantages,
             "num_items_in_batch": torch.tensor(float(self.window.trained_tokens)),
         }
-        return fields if padded.mu is None else fields | {"old_per_token_logps": padded.mu}
+        fields |= {} if padded.mu is None else {"old_per_token_logps": padded.mu}
+        return {name: tensor.to(self.accelerator.device) for name, tensor in fields.items()}
 
 
 class BucketedTrainer(LoggedTrainer):
@@ -119,7 +120,18 @@ class TrlSession(LocalSession):
             raise ValueError(
                 f"micro-batches of {task.micro_batch} do not divide {len(calls)} calls"
             )
-        self.trainer = _make_trainer(self, task, variant, self.steps)
+        self.trainer = logged_trainer(
+            self.model,
+            self.optimizer,
+            task.window,
+            variant,
+            steps=self.steps,
+            max_grad_norm=task.grad_clip,
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            seed=task.seed,
+        )
         ordered = by_length(calls) if "buckets" in variant else calls
         size = task.micro_batch if "buckets" in variant else len(calls)
         padded = [_padded_to(part) for part in chunks(ordered, size) for _ in part]
@@ -147,34 +159,38 @@ def _padded_to(calls: Sequence[Call]) -> tuple[int, int]:
     return prompt + completion, completion
 
 
-def _make_trainer(session: LocalSession, task: Task, variant: str, steps: int) -> LoggedTrainer:
-    calls = task.window.calls
-    arguments = GRPOConfig(
+def logged_trainer(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    window: Window,
+    variant: str = "",
+    *,
+    steps: int,
+    **arguments: Any,
+) -> LoggedTrainer:
+    """Return a trainer whose generation is the window, in ``steps`` micro-batches."""
+    config = GRPOConfig(
         output_dir="unused",
-        per_device_train_batch_size=task.micro_batch,
+        per_device_train_batch_size=len(window.calls) // steps,
         gradient_accumulation_steps=steps,
         steps_per_generation=steps,
         num_iterations=10,
         num_generations=2,
         beta=0.0,
         temperature=1.0,
-        max_grad_norm=task.grad_clip,
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
         report_to=[],
         save_strategy="no",
-        seed=task.seed,
+        **arguments,
     )
     trainer = TRAINERS[variant](
-        model=session.model,
+        model=model,
         reward_funcs=no_reward,
-        args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": [str(i) for i in range(len(calls))]}),
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [str(i) for i in range(len(window.calls))]}),
         processing_class=_tokenizer(),
-        optimizers=(session.optimizer, None),
+        optimizers=(optimizer, None),
     )
-    trainer.window = task.window
+    trainer.window = window
     trainer.current_gradient_accumulation_steps = steps
     return trainer
 

@@ -9,7 +9,9 @@ import pytest
 
 from benchmarks.gpu_day import __main__ as day
 from benchmarks.gpu_day.head import measure_heads
+from benchmarks.gpu_day.models import policy_kind
 from benchmarks.gpu_day.parts import Place, train
+from benchmarks.gpu_day.peers import measure_peers
 
 
 @pytest.mark.parametrize("size", ["0.5b", "7b"])
@@ -18,6 +20,13 @@ def test_updates_are_measured_through_the_products_own_function(tmp_path: Path, 
     assert (tmp_path / "next" / "config.json").exists() is (size == "0.5b")
     assert found["oom_halvings"] == 0
     assert all(float(found[name]) > 0 for name in ("s_an_iteration", "unique_token_mfu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["0.5b", "7b"])
+def test_a_pass_is_measured_beside_trl_where_it_is_installed(size: Any) -> None:
+    found = measure_peers(policy_kind(size, rehearse=True), rehearse=True)
+    assert float(found["ours_s"]) > 0  # type: ignore[arg-type]
+    assert found.get("trl") == "not installed" or float(found["gradient_gap"]) < 1e-5  # type: ignore[arg-type]
 
 
 def test_heads_are_measured_beside_the_exact_one() -> None:

@@ -22,6 +22,7 @@ from babylon.training.memory_plan import (
     share_device,
 )
 from babylon.training.trainable import TuningOptions, new_adapter
+from benchmarks.trainer.models import GPU_MODELS
 from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.trees import call
 
@@ -75,11 +76,29 @@ def test_a_plan_counts_the_weights_and_comes_near_the_saved_activations(model: A
 
     def loss(_: Any, values: Any) -> torch.Tensor:
         kept = sum(size for at, size in saved.items() if at not in own)
-        assert 0.5 < plan.activations * 2 / kept < 2  # planned in bf16, kept in fp32
+        assert 0.5 < plan.activations / kept < 2
         return values.logprobs.sum()  # type: ignore[no-any-return]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         PolicyForward(model, max_tokens=portion).accumulate(tree, loss)
+
+
+@pytest.mark.parametrize(
+    ("config", "tuning", "portion", "measured"),
+    [
+        (GPU_MODELS["qwen2.5-0.5b"], "full", 9270, 22.0),
+        (GPU_MODELS["qwen2.5-7b"], "lora", 9270, 77.2),
+    ],
+)
+def test_a_plan_comes_near_the_peak_that_was_measured_on_an_h100(
+    config: Any, tuning: Any, portion: int, measured: float
+) -> None:
+    """In GiB, without the moments of the 0.5B model, whose optimiser took no step."""
+    plan = plan_memory(
+        config, tuning=tuning, layers="all", options=BF16, context=4256, portion=portion
+    )
+    moments = plan.moments if tuning == "full" else 0
+    assert 0.9 < (plan.total - moments) / GIB / measured < 1.1
 
 
 def test_a_plan_counts_the_copies_that_adapted_experts_keep() -> None:
@@ -103,7 +122,7 @@ def test_a_plan_counts_the_copies_that_adapted_experts_keep() -> None:
         adapted(torch.arange(8)[None])
     assert sum(copies.values()) == MIXTURE.num_hidden_layers * plan.expert_copies
     kept, recomputed = (
-        in_portions(plan, MIXTURE, context=8, portion=8, recompute=recompute)
+        in_portions(plan, MIXTURE, precision="fp32", context=8, portion=8, recompute=recompute)
         for recompute in (False, True)
     )
     layers_more = MIXTURE.num_hidden_layers - 1
@@ -127,11 +146,14 @@ def test_lora_of_a_32b_model_fits_one_h200_with_recomputed_activations() -> None
     )
     assert 60 * GIB < plan.weights < 70 * GIB  # 32.8 billion weights, 0.8 of them in the head
     assert 85 * GIB < plan.total < 95 * GIB
-    fits = portions_that_fit(plan, config, context=32_768, memory=139 * GIB)
-    assert fits == {"kept": 2048, "recomputed": 16_384}
-    none = portions_that_fit(plan, config, context=32_768, memory=60 * GIB)
+    fits = portions_that_fit(plan, config, precision="bf16", context=32_768, memory=139 * GIB)
+    assert fits == {"kept": 1024, "recomputed": 16_384}
+    none = portions_that_fit(plan, config, precision="bf16", context=32_768, memory=60 * GIB)
     assert none == {"kept": None, "recomputed": None}
-    assert in_portions(plan, config, context=0, portion=64, recompute=True).total < plan.total
+    assert (
+        in_portions(plan, config, precision="bf16", context=0, portion=64, recompute=True).total
+        < plan.total
+    )
 
 
 def test_eight_ranks_tune_all_weights_of_an_8b_model_where_one_device_does_not_hold_them() -> None:
@@ -162,7 +184,7 @@ def test_eight_ranks_tune_all_weights_of_an_8b_model_where_one_device_does_not_h
     assert divided.moments == alone.moments // 8
     head_and_embeddings = 4 * 2 * 151_936 * 4096
     assert divided.weights - alone.weights // 8 > 2 * head_and_embeddings
-    assert divided.total < 40 * GIB
+    assert divided.total < 42 * GIB
 
 
 def test_an_engine_leaves_the_rest_of_its_device_to_trainer_and_checks() -> None:

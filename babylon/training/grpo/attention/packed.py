@@ -1,7 +1,9 @@
-"""Tree attention on CUDA: one FlexAttention call over the whole portion (arXiv 2412.05496).
+"""Tree attention on CUDA: one kernel over the whole portion.
 
-In depth-first order, the queries that see a key are one interval. The mask is therefore two
-integers a key, and the table of non-empty 128 x 128 blocks is computed from the intervals alone.
+FlexAttention (arXiv 2412.05496) has every rule and precision. In depth-first order, the queries
+that see a key are one interval. The mask is therefore two integers a key, and the table of
+non-empty 128 x 128 blocks is computed from the intervals alone. Where FlashAttention knows the
+rule and few keys are copied, it is faster: see ``paths.py``.
 """
 
 from collections.abc import Callable
@@ -16,9 +18,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from babylon.training.grpo.attention.layout import Ints, Layout
+from babylon.training.grpo.attention.paths import path_attention, takes_paths
 from babylon.training.grpo.attention.piecewise import AttentionRule
 
 _BLOCK = 128
+_MIN_WIDTH = 16  # of queries, keys and values: a limit of FlexAttention's kernels
 
 
 def packed_attention(
@@ -31,13 +35,15 @@ def packed_attention(
 ) -> Tensor:
     """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, v]``.
 
-    FlexAttention has no backward pass on the CPU. There all scores are in memory.
+    Neither kernel has a backward pass on the CPU. There all scores are in memory.
     """
     if not query.is_cuda:
         return _explicit(query, key, value, layout, rule, sinks)
+    if takes_paths(query, value, layout, rule, sinks):
+        return path_attention(query, key, value, layout, rule)
     mask = block_mask(layout, rule.window, query.device)
     grad = torch.is_grad_enabled() and query.requires_grad
-    kernel = _flex(rule.softcap, sinks is not None, query.dtype, grad, rule.window)
+    kernel = _flex(rule.softcap, query.device, sinks is not None, query.dtype, grad, rule.window)
     out = in_blocks(kernel, query, key, value, mask, rule, sinks)
     return out.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -56,13 +62,14 @@ def in_blocks(
     A sink is one more key of value zero, so it takes its share of the weight from the others.
     """
     queries, keys = mask.seq_lengths
+    width = value.shape[3]
     padded = (_pad(query, queries), _pad(key, keys), _pad(value, keys))
     out = kernel(*padded, mask, rule.scale)
     if sinks is not None:
         out, lse = out
         share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
         out = (out * share[..., None]).to(query.dtype)
-    result: Tensor = out[:, :, : query.shape[2]]
+    result: Tensor = out[:, :, : query.shape[2], :width]
     return result
 
 
@@ -167,11 +174,15 @@ def _listed(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Te
 
 
 def _pad(tensor: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(tensor, (0, 0, 0, length - tensor.shape[2]))
+    width = max(0, _MIN_WIDTH - tensor.shape[3])
+    return torch.nn.functional.pad(tensor, (0, width, 0, length - tensor.shape[2]))
 
 
-def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
-    """FlexAttention with this soft cap. With sinks, it also returns the log-sum-exps."""
+def flex_variant(softcap: Tensor | None, sinks: bool) -> Callable[..., Any]:
+    """FlexAttention with this soft cap. With sinks, it also returns the log-sum-exps.
+
+    The cap is a tensor, because the compiler would make a symbol of a number.
+    """
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
         assert softcap is not None
@@ -190,9 +201,15 @@ def flex_variant(softcap: float | None, sinks: bool) -> Callable[..., Any]:
 
 @cache
 def _flex(
-    softcap: float | None, sinks: bool, dtype: torch.dtype, grad: bool, window: int | None
+    softcap: float | None,
+    device: torch.device,
+    sinks: bool,
+    dtype: torch.dtype,
+    grad: bool,
+    window: int | None,
 ) -> Callable[..., Any]:
-    return compiled_apart(flex_variant(softcap, sinks))
+    cap = None if softcap is None else torch.tensor(softcap, device=device)
+    return compiled_apart(flex_variant(cap, sinks))
 
 
 def compiled_apart(variant: Callable[..., Any], backend: Any = "inductor") -> Callable[..., Any]:

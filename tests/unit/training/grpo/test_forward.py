@@ -31,7 +31,8 @@ from babylon.training.grpo.attention.piecewise import (
     attend_backward,
     piecewise_attention,
 )
-from babylon.training.grpo.forward import Path, PolicyForward, portion_tokens
+from babylon.training.grpo.forward import Path, PolicyForward
+from babylon.training.grpo.portion_size import portion_tokens
 from babylon.training.grpo.portions import cut
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.training_input import CallTokens
@@ -368,11 +369,18 @@ def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "hidden_size", "tokens"),
-    [("cpu", 64, 3072), ("cpu", 512, 1024), ("cpu", 4096, 512), ("cuda", 4096, 16_384)],
+    ("device", "hidden_size", "room", "tokens"),
+    [
+        ("cpu", 64, 0, 3072),
+        ("cpu", 512, 0, 1024),
+        ("cpu", 4096, 0, 512),
+        ("cuda", 4096, 9_000, 16_384),  # halved where that is too many
+        ("cuda", 896, 40_000, 24_000),
+        ("cuda", 64, 1e6, 65_536),
+    ],
 )
-def test_on_cpu_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, tokens):
-    assert portion_tokens(device, hidden_size) == tokens
+def test_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, room, tokens):
+    assert portion_tokens(device, hidden_size, room) == tokens
 
 
 @pytest.mark.slow

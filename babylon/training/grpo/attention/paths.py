@@ -1,0 +1,148 @@
+"""Tree attention by FlashAttention: each segment of queries attends to a copy of its path's keys.
+
+Every pair of a query and a key that it sees is computed once, and keys that many segments see are
+copied for each. Heads and segments run in parallel, also backwards.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+
+from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.piecewise import AttentionRule
+
+_COPIES = 8  # of a key, on average: more take more memory than the activations of a layer
+_WIDEST = 256  # of a head, a limit of the kernel
+# torch 2.11 takes groups of heads without being asked
+_GROUPED: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """S segments of queries, and the keys from the root to each. Segments are causal at the end."""
+
+    keys: Tensor  # [N], one path after the other
+    query_starts: Tensor  # [S + 1]
+    key_starts: Tensor  # [S + 1]
+    longest_segment: int
+    longest_path: int
+
+
+@lru_cache(maxsize=8)  # the last layer has a layout of its own
+def paths_of(layout: Layout, device: torch.device) -> Paths:
+    """Cut the queries where the next one sees more than one new key, or fewer old ones."""
+    seen = np.flatnonzero(layout.first < layout.last)
+    order = seen[np.argsort(layout.first[seen], kind="stable")]
+    first, last = layout.first[order], layout.last[order]
+    new, gone = (np.bincount(at, minlength=layout.queries + 1) for at in (first, last))
+    later = np.arange(1, layout.queries)
+    cuts = later[(new[later] != 1) | (gone[later] > 0)]
+    bounds = np.array([0, *cuts, layout.queries])
+    keys = []
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        until = np.searchsorted(first, end)
+        keys.append(order[:until][last[:until] > start])
+    lengths = np.array([len(path) for path in keys])
+
+    def starts(lengths: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.append(0, lengths.cumsum())).to(device, torch.int32)
+
+    return Paths(
+        keys=torch.from_numpy(np.concatenate(keys)).to(device),
+        query_starts=starts(np.diff(bounds)),
+        key_starts=starts(lengths),
+        longest_segment=int(np.diff(bounds).max()),
+        longest_path=int(lengths.max()),
+    )
+
+
+def takes_paths(
+    query: Tensor, value: Tensor, layout: Layout, rule: AttentionRule, sinks: Tensor | None
+) -> bool:
+    """True if FlashAttention has the rule, precision and widths, and copies are few."""
+    plain = rule.window is None and rule.softcap is None and sinks is None
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    width = query.shape[3]
+    if not plain or not half or width != value.shape[3] or width % 8 or width > _WIDEST:
+        return False
+    return len(paths_of(layout, query.device).keys) <= _COPIES * len(layout.first)
+
+
+def path_attention(
+    query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, d]``."""
+    paths, copies = paths_of(layout, query.device), list[tuple[Tensor, Tensor]]()
+
+    def copied(source: Tensor) -> Tensor:
+        copy = _copied(source, paths)
+        copies.append((copy, source))
+        return copy
+
+    # the backward pass copies again, or all layers would keep their copies until then
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda saved: next((_Again(s) for c, s in copies if _same(saved, c)), saved),
+        lambda kept: _copied(kept.source, paths) if isinstance(kept, _Again) else kept,
+    ):
+        own = query[0].transpose(0, 1)
+        out = segments_attend(own, copied(key), copied(value), paths, rule.scale)
+    copies.clear()  # the hooks live on
+    return out.transpose(0, 1)[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Stands for a copy that is made again."""
+
+    source: Tensor
+
+
+def _copied(source: Tensor, paths: Paths) -> Tensor:
+    """Copy ``[1, G, K, d]`` to ``[N, G, d]``, through fp32: many paths add to a key's gradient."""
+    return source[0].transpose(0, 1).float()[paths.keys].to(source.dtype)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape
+
+
+def segments_attend(
+    query: Tensor, key: Tensor, value: Tensor, paths: Paths, scale: float
+) -> Tensor:
+    """Attend segments of ``[Q, H, d]`` to their paths in ``[N, G, d]``, on CUDA in one kernel."""
+    if query.is_cuda:
+        found = varlen_attn(
+            query,
+            key,
+            value,
+            paths.query_starts,
+            paths.key_starts,
+            paths.longest_segment,
+            paths.longest_path,
+            scale=scale,
+            window_size=(-1, 0),
+            **_GROUPED,
+        )
+        return cast(Tensor, found)  # without the log-sum-exps
+    segments = []
+    places = (pairwise(starts.tolist()) for starts in (paths.query_starts, paths.key_starts))
+    for own, path in zip(*places, strict=True):
+        length, past = own[1] - own[0], path[1] - path[0] - own[1] + own[0]
+        mask = torch.ones(length, length + past, dtype=torch.bool).tril(past)
+        q, k, v = (
+            one[slice(*at)].transpose(0, 1)[None]
+            for one, at in ((query, own), (key, path), (value, path))
+        )
+        part = scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=True)
+        segments.append(part[0].transpose(0, 1))
+    return torch.cat(segments)
