@@ -10,6 +10,7 @@ from babylon.evaluation.arena.checkpoint_replies import reply_policy
 from babylon.policies.load import load_policy
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import mixed_precision
+from babylon.training.grpo.head import head_alone
 from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_window import compile_window
 from babylon.training.trainable import Tuning
@@ -44,6 +45,17 @@ def test_products_are_bf16_on_fp32_weights_and_every_weight_gets_its_gradient() 
     mixed = trained_gradient(model, trajectories, max_tokens=300)
     exact = trained_gradient(wide_model(), trajectories).cuda()
     assert 1e-6 < relative_error(mixed, exact) < 5e-2
+
+
+def test_the_head_alone_is_in_tf32() -> None:
+    """Near the exact logits, not equal to them; the model's own forward pass stays exact."""
+    model = wide_model().cuda()
+    hidden = torch.randn(64, model.config.hidden_size, device="cuda", requires_grad=True)
+    exact, logits = model.get_output_embeddings()(hidden), head_alone(model, hidden)
+    grads = [torch.autograd.grad(one.square().sum(), hidden)[0] for one in (exact, logits)]
+    for one, other in ((logits, exact), grads):
+        assert 0 < float((one - other).norm() / other.norm()) < 2e-3
+    assert torch.equal(model.get_output_embeddings()(hidden), exact)
 
 
 @pytest.fixture

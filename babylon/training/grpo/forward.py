@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from babylon.training.grpo.attention.packed import packed_attention
 from babylon.training.grpo.attention.piecewise import piecewise_attention
 from babylon.training.grpo.config import TrainerConfig
+from babylon.training.grpo.head import head_alone
 from babylon.training.grpo.lockstep import passes_of
 from babylon.training.grpo.portion_size import SMALLEST, portion_tokens, tokens_in_memory
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
@@ -327,40 +327,6 @@ def _padded_values(
     of_entropy = logprobs if entropy_gradient else logprobs.detach()
     entropy = -(of_entropy.exp() * of_entropy).sum(-1)
     return torch.where(mask, chosen, 0.0), torch.where(mask, entropy, 0.0)
-
-
-def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits ``[R, V]`` of hidden states ``[R, h]``, by the model's own forward pass.
-
-    The backbone is replaced by one that returns ``hidden``. Scales and soft caps of logits are thus
-    those of the model, whatever it calls them.
-    """
-    weight = next(model.get_output_embeddings().parameters())  # type: ignore[no-untyped-call]
-    hidden = hidden.to(weight.dtype)
-    given = MoeModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, hidden[None]))
-    modules, name = model._modules, model.base_model_prefix
-    backbone = cast(nn.Module, modules[name])
-    modules[name] = _Given(given, backbone)
-    try:
-        logits: Tensor = model(inputs_embeds=hidden[None], use_cache=False).logits
-    finally:
-        modules[name] = backbone
-    return logits.flatten(0, 1)  # an index would write a second gradient of all logits
-
-
-class _Given(nn.Module):
-    """A backbone that has already run. Some models scale their logits by a factor of it."""
-
-    def __init__(self, output: object, backbone: nn.Module) -> None:
-        super().__init__()
-        self._output = output
-        self._backbone = (backbone,)  # a tuple, so that it is no submodule
-
-    def forward(self, *_: object, **__: object) -> object:
-        return self._output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_backbone"][0], name)
 
 
 class OutOfMemoryError(MemoryError):

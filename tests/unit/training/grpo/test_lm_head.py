@@ -9,6 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from babylon.training.grpo import tree_forward as module
+from babylon.training.grpo.head import tf32_linear
 from babylon.training.grpo.tree_forward import token_values
 
 ROWS, TERMS, WIDTH, VOCABULARY = 50, 90, 8, 31
@@ -161,3 +162,20 @@ def test_a_coarse_head_moves_a_logprob_no_further_than_its_bound(
     moved = (coarse - exact).abs()
     assert (moved <= 2 * bound.amax(1) / 0.7).all()
     assert unit / 10 < float(moved.mean()) < typical
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_head_in_tf32_is_a_linear_layer_and_leaves_torchs_precision(
+    bias: bool, frozen: bool
+) -> None:
+    """On the CPU, where TF32 changes nothing."""
+    head = nn.Linear(WIDTH, VOCABULARY, bias=bias, dtype=torch.float64).requires_grad_(not frozen)
+    hidden = torch.randn(1, ROWS, WIDTH, dtype=torch.float64, requires_grad=True)
+    found = []
+    for logits in (head(hidden), tf32_linear(hidden, head.weight, head.bias)):
+        trained = [hidden, *(p for p in head.parameters() if p.requires_grad)]
+        found.append([logits, *torch.autograd.grad(logits.square().sum(), trained)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.get_float32_matmul_precision() == "highest"
