@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from babylon.store import Store
 
 WEEK_MIN = 7 * 24 * 60
+MOST_AGENTS = 100_000  # each takes memory before the first plays
 app = typer.Typer(help="Agents that play the simulated game.", no_args_is_help=True)
 
 
 @app.command()
 def spawn(
-    agents: Annotated[int, typer.Option(min=1, metavar="N", help="Number of agents.")] = 5,
+    agents: Annotated[
+        int, typer.Option(min=1, max=MOST_AGENTS, metavar="N", help="Number of agents.")
+    ] = 5,
     duration: Annotated[
         int,
         typer.Option(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
+from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
@@ -163,6 +164,12 @@ async def test_failed_checks_are_422_and_failed_loads_503(admin: Client, store: 
         assert (status, refused["error"]["code"]) == (503, "ServingError")
         assert "out of memory" in refused["error"]["message"]
     assert await serving(store) == 0
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+async def test_a_key_without_a_name_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(ConfigError, match="give it one that tells keys apart"):
+        await create_key(store, name, scopes=["infer"])
 
 
 async def test_the_schema_names_every_route_and_needs_no_key(admin: Client) -> None:
