@@ -133,7 +133,8 @@ def logprobs_of(
 ) -> list[float]:
     """Logprobs of every token of every answer, one after the other.
 
-    They are computed in fp32 on every device, if the weights are fp32.
+    They are computed in fp32 on every device, if the weights are fp32, but for the products of the
+    head, which are TF32 on CUDA.
 
     Checks of an engine compare them with the engine's own. Blocking; the model's memory is free
     again afterwards.
