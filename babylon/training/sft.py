@@ -1,24 +1,24 @@
 """Supervised fine-tuning (SFT) of a checkpoint on the replies of given chats.
 
 One pass over the chats. A batch is one optimiser step, and its loss is the mean negative
-log-likelihood of the batch's reply tokens.
+log-likelihood of the batch's reply tokens. Prompts that the batch's calls share are read once.
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from peft import PeftModel
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from babylon.core.errors import TrainingError
-from babylon.core.learning_settings import Precision, reading_precision
 from babylon.core.trajectories import TrainingRow
-from babylon.policies.load import products
 from babylon.training.call_tokens import scored_trajectories
+from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
+from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
+from babylon.training.grpo.tree_forward import Values
 from babylon.training.learning_rate import supervised_rates
 from babylon.training.trainable import (
     DEFAULT_OPTIONS,
@@ -54,11 +54,11 @@ def fine_tune(
     Without ``learning_rates``, the model's size decides.
 
     Raises:
-        TrainingError: there are no replies, or the loss is not finite; nothing was written.
+        TrainingError: there are no replies, the loss is not finite, or a batch does not fit into
+            memory; nothing was written.
         ModelError: the parent does not load.
     """
     trainable = load_trainable(parent, tuning, 0.0, options=options)
-    precision = reading_precision(tuning, options.base_precision)
     model = trainable.model
     context = int(getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
     scored, _ = scored_trajectories(trainable.tokenizer, rows, context, model.config.vocab_size)
@@ -68,32 +68,43 @@ def fine_tune(
     if learning_rates is None:
         count = -(-len(chats) // batch_size)
         learning_rates = iter(supervised_rates(model, tuning, count))
-    model.eval()  # no dropout, as in reinforcement learning
+    fitting = FittingForward(model, None, trainable.optimizer.param_groups)
     steps = []
     for start in range(0, len(chats), batch_size):
         rate = next(learning_rates)
         for group in trainable.optimizer.param_groups:
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]
-        steps.append(_step(model, trainable.optimizer, calls, rate, precision))
+        steps.append(_step(fitting, trainable.optimizer, calls, rate))
     save_checkpoint(trainable, target)
     return steps
 
 
 def _step(
-    model: PreTrainedModel | PeftModel,
+    fitting: FittingForward,
     optimizer: torch.optim.Optimizer,
     calls: Sequence[CallTokens],
     rate: float,
-    precision: Precision,
 ) -> SftStep:
     tokens = sum(len(call.completion) for call in calls)
-    total = 0.0
-    for call in calls:
-        with products(model, precision):
-            loss = _negative_log_likelihood(model, call) / tokens
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += float(loss.detach())
+    # what was sampled at a temperature is learnt as the model's own distribution
+    tree = compile_tree([replace(call, temperature=1.0) for call in calls])
+
+    def attempt(forward: PolicyForward) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        losses = []
+
+        def loss(_: Sequence[int], values: Values) -> Tensor:
+            losses.append(-values.logprobs.sum() / tokens)
+            return losses[-1]
+
+        forward.accumulate(tree, loss)
+        return sum(float(one.detach()) for one in losses)
+
+    try:
+        total = fitting.run(attempt)
+    except OutOfMemoryError as error:
+        raise TrainingError(str(error)) from error
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
     if not torch.isfinite(torch.tensor([total, norm])).all():
@@ -101,12 +112,3 @@ def _step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return SftStep(loss=total, tokens=tokens, learning_rate=rate, grad_norm=norm)
-
-
-def _negative_log_likelihood(model: torch.nn.Module, call: CallTokens) -> torch.Tensor:
-    """Summed over the call's completion, in nats."""
-    device = next(model.parameters()).device
-    ids = torch.tensor([[*call.prompt, *call.completion]], device=device)
-    count = len(call.completion)
-    logits = model(input_ids=ids, logits_to_keep=count + 1, use_cache=False).logits[0, :-1]
-    return torch.nn.functional.cross_entropy(logits.float(), ids[0, -count:], reduction="sum")

@@ -58,3 +58,34 @@ def test_a_model_may_have_no_bound_and_calls_may_be_of_another_one(tmp_path: Pat
     )
     (step,) = fine_tune(tmp_path / "base", [row], tmp_path / "t", tuning="full", batch_size=1)
     assert step.tokens == 2
+
+
+def test_a_steps_loss_is_the_mean_over_the_replies_tokens_at_temperature_one(
+    tmp_path: Path,
+) -> None:
+    """Of calls that share a prompt, and were sampled at another temperature."""
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    prompt = (5, 6, 7, 8)
+    replies = [(9, 10), (9, 11, 12), (13,)]
+    calls = tuple(
+        Call(
+            step=number,
+            messages=(),
+            response="",
+            prompt_token_ids=prompt,
+            completion_token_ids=reply,
+            temperature=0.5,
+        )
+        for number, reply in enumerate(replies)
+    )
+    row = TrainingRow(trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=calls)
+    (step,) = fine_tune(base, [row], tmp_path / "t", tuning="full", batch_size=1)
+    model, _ = load_policy(base)
+    total = torch.zeros(())
+    for reply in replies:
+        logits = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
+        total += torch.nn.functional.cross_entropy(logits, torch.tensor(reply), reduction="sum")
+    assert step.tokens == 6 and step.loss == pytest.approx(total.item() / 6, rel=1e-5)
+    (total / 6).backward()  # type: ignore[no-untyped-call]
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert step.grad_norm == pytest.approx(norm.item(), rel=1e-4)
