@@ -50,7 +50,7 @@ class _Given(nn.Module):
 
 @contextmanager
 def _in_tf32(head: nn.Module) -> Iterator[None]:
-    """Let a plain fp32 head on CUDA compute with :class:`Tf32Linear`. Others stay as they are."""
+    """Let a plain fp32 head on CUDA compute with :func:`tf32_linear`. Others stay as they are."""
     weight = next(head.parameters())
     if type(head) is not nn.Linear or weight.dtype != torch.float32 or not weight.is_cuda:
         yield
@@ -65,7 +65,8 @@ def _in_tf32(head: nn.Module) -> Iterator[None]:
 def tf32_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``linear`` with products in TF32, forward and backward, and in nothing else.
 
-    torch knows the precision for a whole process only, and positions as fp32 products need it all.
+    torch sets the precision for a whole process, and rotary angles, which are fp32 products too,
+    need all of it.
     """
     logits: Tensor = _Tf32Linear.apply(hidden, weight)  # type: ignore[no-untyped-call]
     return logits if bias is None else logits + bias

@@ -4,6 +4,8 @@ Every pair of a query and a key that it sees is computed once, and keys that man
 copied for each. Heads and segments run in parallel, also backwards.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -82,22 +84,31 @@ def path_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
     """Attend ``[1, H, Q, d]`` to ``[1, G, K, d]``, H a multiple of G → ``[1, H, Q, d]``."""
-    paths, copies = paths_of(layout, query.device), list[tuple[Tensor, Tensor]]()
+    paths = paths_of(layout, query.device)
+    keys, values = _copied(key, paths), _copied(value, paths)
+    with _copied_again((key, value), (keys, values), paths):
+        out = segments_attend(query[0].transpose(0, 1), keys, values, paths, rule.scale)
+    return out.transpose(0, 1)[None]
 
-    def copied(source: Tensor) -> Tensor:
-        copy = _copied(source, paths)
-        copies.append((copy, source))
-        return copy
 
-    # the backward pass copies again, or all layers would keep their copies until then
+@contextmanager
+def _copied_again(
+    sources: Sequence[Tensor], copies: Sequence[Tensor], paths: Paths
+) -> Iterator[None]:
+    """Copy again in the backward pass. Until then, all layers would keep their copies.
+
+    Inside a checkpoint nothing is kept anyway, and its hooks must stay the innermost ones.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        yield
+        return
+    pairs = list(zip(copies, sources, strict=True))
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda saved: next((_Again(s) for c, s in copies if _same(saved, c)), saved),
+        lambda saved: next((_Again(s) for c, s in pairs if _same(saved, c)), saved),
         lambda kept: _copied(kept.source, paths) if isinstance(kept, _Again) else kept,
     ):
-        own = query[0].transpose(0, 1)
-        out = segments_attend(own, copied(key), copied(value), paths, rule.scale)
-    copies.clear()  # the hooks live on
-    return out.transpose(0, 1)[None]
+        yield
+    pairs.clear()  # the hooks live on
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from babylon.training.grpo.attention import paths as module
 from babylon.training.grpo.attention.layout import Layout
@@ -64,19 +65,24 @@ def test_a_key_that_many_paths_share_is_copied_for_each_segment() -> None:
     assert paths.longest_path == int(paths.key_starts.diff().max())
 
 
-def test_copies_are_not_kept_until_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Saving(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            ctx.save_for_backward(key, value)
-            return query * key.sum() * value.sum()
+class Saving(torch.autograd.Function):
+    """In the kernel's place: it keeps its inputs, as the kernel does."""
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-            key, value = ctx.saved_tensors
-            return grad, torch.full_like(key, 2), torch.full_like(value, 3)
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(key, value)
+        return query * key.sum() * value.sum()
 
-    monkeypatch.setattr(module, "segments_attend", lambda q, k, v, *_: Saving.apply(q, k, v))
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        key, value = ctx.saved_tensors
+        return grad, torch.full_like(key, 2), torch.full_like(value, 3)
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_copies_are_not_kept_until_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool
+) -> None:
     layout = layouts(10_000)[0]
     given, copies = inputs(layout, torch.bfloat16), list[weakref.ref[Tensor]]()
     paths = paths_of(layout, torch.device("cpu"))
@@ -87,11 +93,15 @@ def test_copies_are_not_kept_until_the_backward_pass(monkeypatch: pytest.MonkeyP
         copies.append(weakref.ref(made))
         return made
 
+    monkeypatch.setattr(module, "segments_attend", lambda q, k, v, *_: Saving.apply(q, k, v))
     monkeypatch.setattr(module, "_copied", copied)
-    out = path_attention(*given, layout, RULE)
+    if recomputed:
+        out = checkpoint(path_attention, *given, layout, RULE, use_reentrant=False)
+    else:
+        out = path_attention(*given, layout, RULE)
     assert [one() for one in copies] == [None, None]
     _, key, value = torch.autograd.grad(out.sum(), given)
-    assert len(copies) == 4
+    assert len(copies) == 4  # once more each
     for grad, each in ((key, 2), (value, 3)):
         assert torch.equal(grad[0, 0, :, 0].float(), (each * times).bfloat16().float())
 
