@@ -9,7 +9,10 @@ import logging
 from contextlib import suppress
 from typing import NoReturn
 
+from cachetools import TTLCache
+
 from babylon.core.types import Arm
+from babylon.serving.gateway.play.owners import REMEMBERED_S
 from babylon.serving.gateway.route_table import ArmSplit, RouteTable
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
@@ -19,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
-MAX_CACHED = 100_000  # trajectories, about 30 MB; the database has the others
+MAX_CACHED = 100_000  # trajectories, about 43 MB; the database has the others
 
 
 class ArmPins:
@@ -27,7 +30,7 @@ class ArmPins:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._arms: dict[tuple[str, str], Arm] = {}
+        self._arms = TTLCache[tuple[str, str], Arm](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[tuple[str, str], Arm] = {}
         self._queries: set[asyncio.Task[Arm]] = set()
 
@@ -69,8 +72,6 @@ class ArmPins:
             if len(self._unsaved) > MAX_CACHED:  # the oldest keeps its arm by the formula
                 del self._unsaved[next(iter(self._unsaved))]
         self._arms.setdefault(trajectory, arm)
-        if len(self._arms) > MAX_CACHED:
-            del self._arms[next(iter(self._arms))]
 
     def _on_answer(self, query: asyncio.Task[Arm]) -> None:
         self._queries.discard(query)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import NoReturn
 
+from cachetools import TTLCache
+
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
@@ -21,7 +23,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
-MAX_CACHED = 100_000  # trajectories, about 20 MB; the database has the others
+MAX_CACHED = 100_000  # trajectories, about 36 MB; the database has the others
+REMEMBERED_S = 3600.0  # so that memory follows the fleet's size and not its age
 MAX_UNSAVED = 100_000  # claims while the database is away
 _BATCH = 1000  # claims of one query
 SESSION = "session-"
@@ -38,7 +41,7 @@ class TrajectoryOwners:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._owners: dict[str, str] = {}
+        self._owners = TTLCache[str, str](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[str, PlayClaim] = {}
         self._queries: set[asyncio.Task[dict[str, str]]] = set()
 
@@ -52,8 +55,6 @@ class TrajectoryOwners:
         if owner is None:
             owner = await self._ask(trajectory_id, (key_id, agent_id))
             self._owners[trajectory_id] = owner
-            if len(self._owners) > MAX_CACHED:
-                del self._owners[next(iter(self._owners))]
         if owner != key_id:
             raise wrong_key(trajectory_id)
 
@@ -64,7 +65,7 @@ class TrajectoryOwners:
             with suppress(*UNREACHABLE):  # RouteFollower reports them
                 while batch := dict(islice(self._unsaved.items(), _BATCH)):
                     owners = await claim_plays(self._store.pool, batch)
-                    self._owners |= {one: owners[one] for one in owners.keys() & self._owners}
+                    self._owners.update({o: owners[o] for o in owners.keys() & self._owners})
                     for trajectory_id in batch:
                         self._unsaved.pop(trajectory_id, None)
 

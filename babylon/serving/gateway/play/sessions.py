@@ -12,20 +12,22 @@ the answer; a call that comes earlier, or while Postgres is away, begins a new s
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
 from typing import NoReturn
 
 import msgspec
+from cachetools import TTLCache
 
 from babylon.core.llm_calls import content_text
-from babylon.serving.gateway.play.owners import SESSION
+from babylon.serving.gateway.play.owners import REMEMBERED_S, SESSION
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
 from babylon.store.plays import find_continued, note_continuations
 
-MAX_CACHED = 50_000  # conversations, about 10 MB
+MAX_CACHED = 50_000  # conversations, about 20 MB
 MAX_UNSAVED = 50_000
 ANSWER_S = 0.1  # the longest that a call waits for the database
 REST_S = 5.0  # without questions after it did not answer
@@ -63,9 +65,9 @@ class Sessions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[bytes, str | None] = {}
+        self._known = TTLCache[bytes, str | None](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[bytes, str | None] = {}
-        self._missed: dict[bytes, None] = {}
+        self._missed = TTLCache[bytes, None](MAX_CACHED, REMEMBERED_S)
         self._asks_again = 0.0
 
     async def find(
@@ -86,7 +88,7 @@ class Sessions:
         """Note a conversation of a session."""
         same = self._known.get(digest, trajectory_id) == trajectory_id
         session = trajectory_id if same else None  # one that still waits to be written counts too
-        self._keep(digest, session)
+        self._known[digest] = session
         if len(self._unsaved) < MAX_UNSAVED:
             self._unsaved[digest] = session
 
@@ -103,7 +105,7 @@ class Sessions:
 
     async def _longest(self, conversations: Sequence[bytes]) -> str | None:
         for digest in conversations:
-            if digest in self._known:
+            with suppress(KeyError):
                 return self._known[digest]
         asked = [one for one in conversations[:_NEWEST] if one not in self._missed]
         if not asked or time.monotonic() < self._asks_again:
@@ -116,17 +118,10 @@ class Sessions:
             return None
         for digest in asked:
             if digest in found:
-                self._keep(digest, found[digest])
+                self._known[digest] = found[digest]
                 return found[digest]
-        self._missed |= dict.fromkeys(asked)  # examples in a prompt: nobody's conversation
-        while len(self._missed) > MAX_CACHED:
-            del self._missed[next(iter(self._missed))]
+        self._missed.update(dict.fromkeys(asked))  # examples in a prompt: nobody's conversation
         return None
-
-    def _keep(self, digest: bytes, trajectory_id: str | None) -> None:
-        self._known[digest] = trajectory_id
-        if len(self._known) > MAX_CACHED:
-            del self._known[next(iter(self._known))]
 
 
 def _canonical(message: Mapping[str, object]) -> bytes:

@@ -82,11 +82,17 @@ async def test_of_too_many_claims_the_oldest_is_made_again_by_its_next_call(
     assert database.rows["t0"] == "alice"
 
 
-async def test_the_cache_is_bounded(
-    owners: TrajectoryOwners, database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("bound", "value", "left"), [("MAX_CACHED", 2, ["t7", "t8"]), ("REMEMBERED_S", 0.0, [])]
+)
+async def test_the_cache_is_bounded_in_number_and_in_age(
+    database: Database, monkeypatch: pytest.MonkeyPatch, bound: str, value: float, left: list[str]
 ) -> None:
-    monkeypatch.setattr(module, "MAX_CACHED", 2)
+    monkeypatch.setattr(module, bound, value)
+    owners = TrajectoryOwners(cast(Store, database))
     database.back = True
     for number in range(9):
         await owners.require(f"t{number}", "alice", None)
-    assert [*owners._owners] == ["t7", "t8"]
+    assert [*owners._owners] == left
+    with pytest.raises(RequestError, match="belongs to another key"):
+        await owners.require("t0", "mallory", None)
