@@ -132,7 +132,9 @@ def test_many_short_branches_of_a_long_text_are_not_copied() -> None:
     calls = [CallTokens(prompt=prompt, completion=[n, 1, 2], logprobs=None) for n in range(100)]
     [portion] = cut(compile_tree(calls), 10_000)[0]
     heads = torch.zeros(1, 2, portion.layout.queries, 16, dtype=torch.bfloat16)
+    module.paths_of.cache_clear()
     assert not takes_paths(heads, heads, portion.layout, RULE, None)
+    assert not module.paths_of.cache_info().currsize  # nor is a list of the copies made
 
 
 def test_torchs_kernel_takes_groups_of_heads() -> None:
