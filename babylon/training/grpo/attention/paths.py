@@ -23,6 +23,7 @@ from babylon.training.grpo.attention.piecewise import AttentionRule
 
 _COPIES = 8  # of a key, on average: more take more memory than the activations of a layer
 _WIDEST = 256  # of a head, a limit of the kernel
+_BLOCK = 128  # rows of fp32 that the kernel's backward pass adds for each segment of queries
 # torch 2.11 takes groups of heads without being asked
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -89,7 +90,7 @@ def paths_of(layout: Layout, device: torch.device) -> Paths:
 def takes_paths(
     query: Tensor, value: Tensor, layout: Layout, rule: AttentionRule, sinks: Tensor | None
 ) -> bool:
-    """True if FlashAttention has the rule, precision and widths, and copies are few.
+    """True if FlashAttention has the rule, precision and widths, and copies and segments are few.
 
     Copies are counted first. Where they are too many, a list of them would take gigabytes.
     """
@@ -98,7 +99,10 @@ def takes_paths(
     width = query.shape[3]
     if not plain or not half or width != value.shape[3] or width % 8 or width > _WIDEST:
         return False
-    return int(_cuts(layout).lengths.sum()) <= _COPIES * len(layout.first)
+    lengths = _cuts(layout).lengths
+    return max(int(lengths.sum()), _BLOCK * len(lengths)) <= _COPIES * max(
+        _BLOCK, len(layout.first)
+    )
 
 
 def path_attention(
