@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
+
+_ONE_THREAD = Lock()  # of two at once, the later one would put TF32 back, and leave it on
 
 
 def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -97,9 +100,10 @@ class _Tf32Linear(torch.autograd.Function):
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with _ONE_THREAD:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)

@@ -1,6 +1,7 @@
 """The head against a log-softmax over everything at once."""
 
 from collections.abc import Callable
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+from babylon.training.grpo import head as head_module
 from babylon.training.grpo import tree_forward as module
 from babylon.training.grpo.head import tf32_linear
 from babylon.training.grpo.tree_forward import token_values
@@ -179,3 +181,29 @@ def test_the_head_in_tf32_is_a_linear_layer_and_leaves_torchs_precision(
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_heads_of_two_threads_leave_torchs_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins while the first computes, and would end after it."""
+    began, first_ended = Event(), Event()
+    head, hidden = torch.ones(3, 2), torch.ones(1, 2)
+
+    def second(hidden: Tensor, weight: Tensor) -> Tensor:
+        began.set()
+        first_ended.wait()
+        return hidden @ weight.T
+
+    def first(hidden: Tensor, weight: Tensor) -> Tensor:
+        monkeypatch.setattr(head_module, "linear", second)
+        other.start()
+        began.wait(0.1)  # it must not come
+        return hidden @ weight.T
+
+    other = Thread(target=tf32_linear, args=(hidden, head, None))
+    monkeypatch.setattr(head_module, "linear", first)
+    tf32_linear(hidden, head, None)
+    first_ended.set()
+    other.join()
+    found = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    assert found == "highest"
