@@ -76,6 +76,7 @@ def fine_tune(
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]
         steps.append(_step(fitting, trainable.optimizer, calls, rate))
+    fitting.remember(trainable.optimizer.param_groups)
     save_checkpoint(trainable, target)
     return steps
 

@@ -3,6 +3,7 @@
 import json
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.training.grpo import forward, tree_forward
 from babylon.training.sft import fine_tune
+from babylon.training.trainable import load_trainable
 from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 ASK = {"role": "user", "content": "BUY or HOLD?"}
@@ -123,3 +125,36 @@ def test_a_step_keeps_the_keys_of_one_shared_text_at_a_time(
     fine_tune(base, [row], tmp_path / "t", tuning="full", batch_size=1)
     assert len(alive) > 9
     assert max(alive) < len(alive) / 2
+
+
+def test_a_step_is_repeated_where_memory_runs_out_and_the_portion_that_fits_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of the first attempt does not count."""
+    calls = tuple(
+        Call(
+            step=0,
+            messages=(),
+            response="",
+            prompt_token_ids=(5, 6),
+            completion_token_ids=(reply,) * 4,
+        )
+        for reply in (8, 9)
+    )
+    row = TrainingRow(trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=calls)
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    whole = fine_tune(base, [row, row], tmp_path / "one", tuning="full", batch_size=1)
+    accumulate, lacks = forward.PolicyForward.accumulate, [True]
+
+    def lacking(self: Any, tree: Any, loss: Any) -> None:
+        accumulate(self, tree, loss)
+        if lacks:
+            lacks.pop()
+            raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(forward.PolicyForward, "accumulate", lacking)
+    found = fine_tune(base, [row, row], tmp_path / "two", tuning="full", batch_size=1)
+    for one, other in zip(whole, found, strict=True):
+        assert (one.loss, one.grad_norm) == pytest.approx((other.loss, other.grad_norm), rel=1e-5)
+    kept = load_trainable(tmp_path / "two", "full", 0.0).optimizer.param_groups
+    assert "portion_that_fits" in kept[0]
