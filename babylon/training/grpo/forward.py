@@ -62,7 +62,7 @@ class PolicyForward:
     Args:
         model: a causal LM of transformers, or a peft model around one.
         max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``,
-            and the activations of four times as many tokens of shared text are kept too.
+            and the activations of up to four times as many tokens of shared text are kept too.
             Other shared tokens are forwarded twice, so long calls can run faster with a higher
             value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
