@@ -218,7 +218,8 @@ def portions_that_fit(
 ) -> dict[str, int | None]:
     """Largest portions in tokens, with activations "kept" and "recomputed". None: nothing fits.
 
-    A tenth of ``memory`` (bytes) is left to the allocator and the kernels.
+    A tenth of ``memory`` (bytes) is left to the allocator and the kernels. Small models take more
+    than 16,384 tokens on CUDA, which are not tried here.
     """
     found: dict[str, int | None] = {}
     for name, recompute in (("kept", False), ("recomputed", True)):

@@ -76,6 +76,7 @@ def fine_tune(
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]
         steps.append(_step(fitting, trainable.optimizer, calls, rate))
+    fitting.remember(trainable.optimizer.param_groups)
     save_checkpoint(trainable, target)
     return steps
 
@@ -92,14 +93,15 @@ def _step(
 
     def attempt(forward: PolicyForward) -> float:
         optimizer.zero_grad(set_to_none=True)
-        losses = []
+        losses = list[Tensor]()
 
         def loss(_: Sequence[int], values: Values) -> Tensor:
-            losses.append(-values.logprobs.sum() / tokens)
-            return losses[-1]
+            part = -values.logprobs.sum() / tokens
+            losses.append(part.detach())  # its graph would keep all portions' keys and values
+            return part
 
         forward.accumulate(tree, loss)
-        return sum(float(one.detach()) for one in losses)
+        return sum(float(one) for one in losses)
 
     try:
         total = fitting.run(attempt)

@@ -62,7 +62,7 @@ class PolicyForward:
     Args:
         model: a causal LM of transformers, or a peft model around one.
         max_tokens: input tokens whose activations are in memory at once. None: ``portion_tokens``,
-            and the activations of four times as many tokens of shared text are kept too.
+            and the activations of up to four times as many tokens of shared text are kept too.
             Other shared tokens are forwarded twice, so long calls can run faster with a higher
             value. When memory runs out, torch's error is raised unchanged. The only state is
             ``.grad``: clear it and create another ``PolicyForward`` with fewer tokens.
@@ -88,9 +88,7 @@ class PolicyForward:
         self.passes = passes_of(model)
         self.entropy_gradient = entropy_gradient
         device = next(model.parameters()).device.type
-        config = _causal_lm(model).config
-        room = tokens_in_memory(model, config)
-        self.max_tokens = max_tokens or portion_tokens(device, config.hidden_size, room)
+        self.max_tokens = max_tokens or portion_tokens(device, _causal_lm(model).config.hidden_size)
         # ranks that pass together also go back together, so no pass can wait for its way back
         keeps = not max_tokens and not self.passes.together
         self.keep_tokens = KEPT_PORTIONS * self.max_tokens if keeps else 0
@@ -106,12 +104,24 @@ class PolicyForward:
                 self.path = kernel
             else:
                 logger.warning("Calls are padded and prefixes are not shared, because %s", reason)
+        # a lack of memory would end ranks that pass together, and the estimate is of the tree
+        if not max_tokens and self.path == "packed" and not self.passes.together:
+            self._fill_memory(device)
         if router_loss:
             if self.path in ("padded", "stateful"):
                 raise RouterLossError(
                     f"ROUTER_AUX_LOSS has no form where calls are {self.path}: set it to 0"
                 )
             self.balance = router_balance(_causal_lm(model).base_model, router_loss)
+
+    def _fill_memory(self, device: str) -> None:
+        """Forward more tokens at once, if that many fit into the device's memory."""
+        config = _causal_lm(self.model).config
+        room = tokens_in_memory(self.model, config)
+        tokens = portion_tokens(device, config.hidden_size, room)
+        if tokens > self.max_tokens:
+            self.max_tokens = tokens
+            self.keep_tokens = min(KEPT_PORTIONS * tokens, int(room) - tokens)
 
     def logprobs(self, tree: PrefixTree) -> TreeValues:
         """Values of all calls, without gradient."""

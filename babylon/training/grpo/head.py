@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -10,6 +11,8 @@ from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
+
+_ONE_THREAD = Lock()  # of two at once, the later one would put TF32 back, and leave it on
 
 
 def head_alone(model: PreTrainedModel, hidden: Tensor) -> Tensor:
@@ -52,7 +55,9 @@ class _Given(nn.Module):
 def _in_tf32(head: nn.Module) -> Iterator[None]:
     """Let a plain fp32 head on CUDA compute with :func:`tf32_linear`. Others stay as they are."""
     weight = next(head.parameters())
-    if type(head) is not nn.Linear or weight.dtype != torch.float32 or not weight.is_cuda:
+    replaced = "forward" in vars(head)  # by accelerate, for example
+    exact = weight.dtype == torch.float32 and weight.is_cuda
+    if type(head) is not nn.Linear or replaced or not exact:
         yield
         return
     vars(head)["forward"] = lambda hidden: tf32_linear(hidden, head.weight, head.bias)
@@ -97,9 +102,10 @@ class _Tf32Linear(torch.autograd.Function):
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with _ONE_THREAD:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)

@@ -4,6 +4,8 @@ A layer keeps about twelve values a token of the model's width for its backward 
 the feed-forward width. Both were fitted to the peaks of two models on an H100.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -38,8 +40,9 @@ def tokens_in_memory(model: nn.Module, config: PreTrainedConfig) -> float:
     if not parameters[0].is_cuda:
         return 0.0
     tuned = sum(p.numel() for p in parameters if p.requires_grad)
-    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    free = torch.cuda.mem_get_info()[0] + cached - _MOMENTS_AND_GRADIENT * tuned
+    device = parameters[0].device
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached - _MOMENTS_AND_GRADIENT * tuned
     return max(0, free) / (depth(config) * layer_bytes(config, parameters[0].dtype))
 
 
@@ -66,6 +69,8 @@ def active_width(config: PreTrainedConfig) -> int:
     names = ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size", "n_inner")
     known = (getattr(config, name, None) for name in names)
     each = next(filter(None, known), 4 * int(config.hidden_size))  # GPT-2 and Bloom name none
+    if isinstance(each, Sequence):  # Gemma 3n has a width for each layer
+        each = max(each)
     routed = getattr(config, "num_experts_per_tok", None) or 1
     shared = getattr(config, "n_shared_experts", None) or 0
     others = ("shared_expert_intermediate_size", "shared_intermediate_size")

@@ -1,7 +1,9 @@
 """Supervised fine-tuning on recorded chats, by the command line."""
 
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ from babylon.cli import app
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
+from babylon.training.grpo import forward, tree_forward
 from babylon.training.sft import fine_tune
+from babylon.training.trainable import load_trainable
 from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 ASK = {"role": "user", "content": "BUY or HOLD?"}
@@ -89,3 +93,68 @@ def test_a_steps_loss_is_the_mean_over_the_replies_tokens_at_temperature_one(
     (total / 6).backward()  # type: ignore[no-untyped-call]
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     assert step.grad_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_a_step_keeps_the_keys_of_one_shared_text_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of three texts of 100 tokens, in portions of 32. Each has two replies."""
+    made, alive = list[weakref.ref[tree_forward.KeyValueCache]](), list[int]()
+
+    class Cache(tree_forward.KeyValueCache):
+        def __init__(self) -> None:
+            super().__init__()
+            alive.append(sum(one() is not None for one in made))
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(tree_forward, "KeyValueCache", Cache)
+    monkeypatch.setattr(forward, "portion_tokens", lambda *_: 32)
+    calls = tuple(
+        Call(
+            step=0,
+            messages=(),
+            response="",
+            prompt_token_ids=(first,) * 100,
+            completion_token_ids=(reply,) * 20,
+        )
+        for first in (5, 6, 7)
+        for reply in (8, 9)
+    )
+    row = TrainingRow(trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=calls)
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    fine_tune(base, [row], tmp_path / "t", tuning="full", batch_size=1)
+    assert len(alive) > 9
+    assert max(alive) < len(alive) / 2
+
+
+def test_a_step_is_repeated_where_memory_runs_out_and_the_portion_that_fits_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient of the first attempt does not count."""
+    calls = tuple(
+        Call(
+            step=0,
+            messages=(),
+            response="",
+            prompt_token_ids=(5, 6),
+            completion_token_ids=(reply,) * 4,
+        )
+        for reply in (8, 9)
+    )
+    row = TrainingRow(trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=calls)
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    whole = fine_tune(base, [row, row], tmp_path / "one", tuning="full", batch_size=1)
+    accumulate, lacks = forward.PolicyForward.accumulate, [True]
+
+    def lacking(self: Any, tree: Any, loss: Any) -> None:
+        accumulate(self, tree, loss)
+        if lacks:
+            lacks.pop()
+            raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(forward.PolicyForward, "accumulate", lacking)
+    found = fine_tune(base, [row, row], tmp_path / "two", tuning="full", batch_size=1)
+    for one, other in zip(whole, found, strict=True):
+        assert (one.loss, one.grad_norm) == pytest.approx((other.loss, other.grad_norm), rel=1e-5)
+    kept = load_trainable(tmp_path / "two", "full", 0.0).optimizer.param_groups
+    assert "portion_that_fits" in kept[0]

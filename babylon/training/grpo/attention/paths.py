@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from babylon.training.grpo.attention.layout import Layout
+from babylon.training.grpo.attention.layout import Ints, Layout
 from babylon.training.grpo.attention.piecewise import AttentionRule
 
 _COPIES = 8  # of a key, on average: more take more memory than the activations of a layer
 _WIDEST = 256  # of a head, a limit of the kernel
+_BLOCK = 128  # rows of fp32 that the kernel's backward pass adds for each segment of queries
 # torch 2.11 takes groups of heads without being asked
 _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
@@ -40,44 +41,68 @@ class Paths:
     longest_path: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    """Where segments begin and end, and how many keys there are on the path to each."""
+
+    bounds: Ints  # [S + 1]
+    lengths: Ints  # [S]
+
+
 @lru_cache(maxsize=8)  # the last layer has a layout of its own
-def paths_of(layout: Layout, device: torch.device) -> Paths:
+def _cuts(layout: Layout) -> _Cuts:
     """Cut the queries where the next one sees more than one new key, or fewer old ones."""
-    seen = np.flatnonzero(layout.first < layout.last)
-    order = seen[np.argsort(layout.first[seen], kind="stable")]
-    first, last = layout.first[order], layout.last[order]
-    new, gone = (np.bincount(at, minlength=layout.queries + 1) for at in (first, last))
+    seen = layout.first < layout.last
+    new, gone = (
+        np.bincount(at[seen], minlength=layout.queries + 1) for at in (layout.first, layout.last)
+    )
     later = np.arange(1, layout.queries)
     cuts = later[(new[later] != 1) | (gone[later] > 0)]
     bounds = np.array([0, *cuts, layout.queries])
+    visible = (new - gone).cumsum()
+    return _Cuts(bounds=bounds, lengths=visible[bounds[1:] - 1])  # the last query sees the path
+
+
+@lru_cache(maxsize=8)
+def paths_of(layout: Layout, device: torch.device) -> Paths:
+    """Return the segments of a layout's queries, and their paths."""
+    cuts = _cuts(layout)
+    seen = np.flatnonzero(layout.first < layout.last)
+    order = seen[np.argsort(layout.first[seen], kind="stable")]
+    first, last = layout.first[order], layout.last[order]
     keys = []
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+    for start, end in pairwise(cuts.bounds.tolist()):
         until = np.searchsorted(first, end)
         keys.append(order[:until][last[:until] > start])
-    lengths = np.array([len(path) for path in keys])
 
-    def starts(lengths: np.ndarray) -> Tensor:
+    def starts(lengths: Ints) -> Tensor:
         return torch.from_numpy(np.append(0, lengths.cumsum())).to(device, torch.int32)
 
     return Paths(
         keys=torch.from_numpy(np.concatenate(keys)).to(device),
-        query_starts=starts(np.diff(bounds)),
-        key_starts=starts(lengths),
-        longest_segment=int(np.diff(bounds).max()),
-        longest_path=int(lengths.max()),
+        query_starts=starts(np.diff(cuts.bounds)),
+        key_starts=starts(cuts.lengths),
+        longest_segment=int(np.diff(cuts.bounds).max()),
+        longest_path=int(cuts.lengths.max()),
     )
 
 
 def takes_paths(
     query: Tensor, value: Tensor, layout: Layout, rule: AttentionRule, sinks: Tensor | None
 ) -> bool:
-    """True if FlashAttention has the rule, precision and widths, and copies are few."""
+    """True if FlashAttention has the rule, precision and widths, and copies and segments are few.
+
+    Copies are counted first. Where they are too many, a list of them would take gigabytes.
+    """
     plain = rule.window is None and rule.softcap is None and sinks is None
     half = query.dtype in (torch.bfloat16, torch.float16)
     width = query.shape[3]
     if not plain or not half or width != value.shape[3] or width % 8 or width > _WIDEST:
         return False
-    return len(paths_of(layout, query.device).keys) <= _COPIES * len(layout.first)
+    lengths = _cuts(layout).lengths
+    return max(int(lengths.sum()), _BLOCK * len(lengths)) <= _COPIES * max(
+        _BLOCK, len(layout.first)
+    )
 
 
 def path_attention(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformers import (
     NemotronForCausalLM,
 )
 
+from babylon.training.grpo import forward as module
 from babylon.training.grpo.attention.packed import (
     block_mask,
     compiled_apart,
@@ -381,6 +383,27 @@ def test_explicit_pieces_equal_the_fused_ones(kind: str) -> None:
 )
 def test_wide_models_are_forwarded_in_smaller_portions(device, hidden_size, room, tokens):
     assert portion_tokens(device, hidden_size, room) == tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "together", "portion", "kept"),
+    [
+        ("packed", False, 24_000, 16_000),  # no more than fits together
+        ("packed", True, 16_384, 0),  # a lack of memory would end the ranks
+        ("padded", False, 16_384, 65_536),  # it has all logits in memory
+    ],
+)
+def test_only_the_tree_fills_a_gpus_memory(
+    monkeypatch: pytest.MonkeyPatch, path: Any, together: bool, portion: int, kept: int
+) -> None:
+    passes = Mock(together=together)
+    monkeypatch.setattr(module, "passes_of", lambda _: passes)
+    monkeypatch.setattr(module, "tokens_in_memory", lambda *_: 40_000)
+    monkeypatch.setattr(
+        module, "portion_tokens", lambda _, width, room=0: portion_tokens("cuda", width, room)
+    )
+    forward = PolicyForward(model_of(), path=path)
+    assert (forward.max_tokens, forward.keep_tokens) == (portion, kept)
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
 """The head against a log-softmax over everything at once."""
 
 from collections.abc import Callable
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from babylon.training.grpo import head as head_module
 from babylon.training.grpo import tree_forward as module
-from babylon.training.grpo.head import tf32_linear
+from babylon.training.grpo.head import _in_tf32, tf32_linear
 from babylon.training.grpo.tree_forward import token_values
 
 ROWS, TERMS, WIDTH, VOCABULARY = 50, 90, 8, 31
@@ -179,3 +182,57 @@ def test_the_head_in_tf32_is_a_linear_layer_and_leaves_torchs_precision(
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_heads_of_two_threads_leave_torchs_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins while the first computes, and would end after it."""
+    began, first_ended = Event(), Event()
+    head, hidden = torch.ones(3, 2), torch.ones(1, 2)
+
+    def second(hidden: Tensor, weight: Tensor) -> Tensor:
+        began.set()
+        first_ended.wait()
+        return hidden @ weight.T
+
+    def first(hidden: Tensor, weight: Tensor) -> Tensor:
+        monkeypatch.setattr(head_module, "linear", second)
+        other.start()
+        began.wait(0.1)  # it must not come
+        return hidden @ weight.T
+
+    other = Thread(target=tf32_linear, args=(hidden, head, None))
+    monkeypatch.setattr(head_module, "linear", first)
+    tf32_linear(hidden, head, None)
+    first_ended.set()
+    other.join()
+    found = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    assert found == "highest"
+
+
+def head_on_cuda(kind: type[nn.Linear] = nn.Linear, dtype: torch.dtype = torch.float32) -> Any:
+    with FakeTensorMode():
+        weight = torch.empty(VOCABULARY, WIDTH, dtype=dtype, device="cuda")
+    head = kind(WIDTH, VOCABULARY, bias=False, device="meta")
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    return head
+
+
+def test_a_plain_fp32_head_on_cuda_takes_tf32_for_one_pass() -> None:
+    head = head_on_cuda()
+    with _in_tf32(head):
+        assert "forward" in vars(head)
+    assert "forward" not in vars(head)
+
+
+@pytest.mark.parametrize("why", ["bf16", "other class", "hooked"])
+def test_other_heads_keep_their_forward_pass(why: str) -> None:
+    """Such as one with an adapter, or one that accelerate hooks into."""
+    kind = type("Adapted", (nn.Linear,), {}) if why == "other class" else nn.Linear
+    head = head_on_cuda(kind, torch.bfloat16 if why == "bf16" else torch.float32)
+    if why == "hooked":
+        head.forward = lambda hidden: hidden
+    before = dict(vars(head))
+    with _in_tf32(head):
+        assert vars(head) == before
+    assert vars(head) == before

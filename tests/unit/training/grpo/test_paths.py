@@ -132,6 +132,22 @@ def test_many_short_branches_of_a_long_text_are_not_copied() -> None:
     calls = [CallTokens(prompt=prompt, completion=[n, 1, 2], logprobs=None) for n in range(100)]
     [portion] = cut(compile_tree(calls), 10_000)[0]
     heads = torch.zeros(1, 2, portion.layout.queries, 16, dtype=torch.bfloat16)
+    module.paths_of.cache_clear()
+    assert not takes_paths(heads, heads, portion.layout, RULE, None)
+    assert not module.paths_of.cache_info().currsize  # nor is a list of the copies made
+
+
+def test_many_short_segments_are_not_taken() -> None:
+    """The kernel adds 128 rows of fp32 to each of them in its backward pass."""
+    calls = [
+        CallTokens(prompt=[1, 2, 3], completion=[n, *rest], logprobs=None)
+        for n in range(1000)
+        for rest in ([1, 2], [2, 1])
+    ]
+    [portion] = cut(compile_tree(calls), 10_000)[0]
+    heads = torch.zeros(1, 2, portion.layout.queries, 16, dtype=torch.bfloat16)
+    copies = paths_of(portion.layout, torch.device("cpu")).keys
+    assert len(copies) < 8 * len(portion.layout.first)
     assert not takes_paths(heads, heads, portion.layout, RULE, None)
 
 
