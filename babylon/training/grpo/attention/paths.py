@@ -23,6 +23,7 @@ from babylon.training.grpo.attention.piecewise import AttentionRule
 
 _COPIES = 8  # of a key, on average: more take more memory than the activations of a layer
 _WIDEST = 256  # of a head, a limit of the kernel
+_AMPERE = (8, 0)  # the kernel has no older devices
 _BLOCK = 128  # rows of fp32 that the kernel's backward pass adds for each segment of queries
 # torch 2.11 takes groups of heads without being asked
 _GROUPED: dict[str, Any] = (
@@ -98,6 +99,8 @@ def takes_paths(
     half = query.dtype in (torch.bfloat16, torch.float16)
     width = query.shape[3]
     if not plain or not half or width != value.shape[3] or width % 8 or width > _WIDEST:
+        return False
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < _AMPERE:
         return False
     lengths = _cuts(layout).lengths
     return max(int(lengths.sum()), _BLOCK * len(lengths)) <= _COPIES * max(
