@@ -1,4 +1,4 @@
-"""How many tokens are forwarded at once, so that the device is fast and its memory suffices.
+"""Size of a portion: enough tokens to keep the device busy, few enough for its memory.
 
 A layer keeps about twelve values a token of the model's width for its backward pass, and four of
 the feed-forward width. Both were fitted to the peaks of two models on an H100.

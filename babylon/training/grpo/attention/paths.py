@@ -44,7 +44,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cuts:
-    """Where segments begin and end, and how many keys there are on the path to each."""
+    """The bounds of the segments, and the number of keys on the path to each."""
 
     bounds: Ints  # [S + 1]
     lengths: Ints  # [S]
