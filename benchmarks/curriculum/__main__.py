@@ -51,7 +51,15 @@ from benchmarks.curriculum.hours import (
 )
 from benchmarks.curriculum.population import population_update
 from benchmarks.curriculum.reader import reader
-from benchmarks.curriculum.results import RunKey, RunResult, all_stored, store, stored, table
+from benchmarks.curriculum.results import (
+    RunKey,
+    RunResult,
+    all_stored,
+    over_sft,
+    store,
+    stored,
+    table,
+)
 from benchmarks.curriculum.stability import stability
 
 ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base", "population")
@@ -106,7 +114,8 @@ def main(arguments: Sequence[str]) -> None:
                     shutil.copytree(policy, options.keep)
                 store(options.results, result)
                 shutil.rmtree(place)
-    print("\n".join(table(all_stored(options.results))))
+    results = all_stored(options.results)
+    print("\n".join([*table(results), "", *over_sft(results)]))
 
 
 def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[RunResult, Path]:
@@ -198,6 +207,7 @@ def _compared(
         decisions=decisions,
         cpu_s=cpu_s,
         curve=tuple(curve),
+        by_world=tuple(np.round(pnl, 2).tolist()),
     )
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 import msgspec
+import numpy as np
+
+from babylon.evaluation.arena.confidence import mean_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,8 @@ class RunResult:
     """The end of a run on the level's unseen worlds: mean P&L of policy, base and best rule.
 
     ``gain``: the paired difference to the base model with its 95 % interval; ``beside``: to the
-    rule. ``curve``: rows of the hours, or (decisions, P&L).
+    rule. ``curve``: rows of the hours, or (decisions, P&L). ``by_world``: the policy's P&L in each
+    of the worlds.
     """
 
     key: RunKey
@@ -53,6 +57,7 @@ class RunResult:
     decisions: int
     cpu_s: float
     curve: tuple[object, ...]
+    by_world: tuple[float, ...] = ()
 
 
 def stored(directory: Path, key: RunKey) -> RunResult | None:
@@ -101,6 +106,40 @@ def table(results: Iterable[RunResult]) -> list[str]:
             f" | {fmean(run.base_pnl for run in runs):.0f} | {rule} |"
         )
     return lines
+
+
+def over_sft(results: Iterable[RunResult]) -> list[str]:
+    """Return a Markdown table of every other arm's gain over ``sft`` of the same seeds and worlds.
+
+    The interval is over worlds, of the mean over seeds; brackets behind it hold each seed's mean.
+    Runs from before ``by_world`` are left out.
+    """
+    runs = [run for run in results if run.by_world]
+    taught = {_play(run.key): run for run in runs if run.key.arm == "sft"}
+    groups: dict[tuple[str, ...], list[tuple[RunResult, RunResult]]] = {}
+    for run in runs:
+        if run.key.arm != "sft" and (beside := taught.get(_play(run.key))):
+            name = " ".join([run.key.arm, *run.key.settings])
+            hours = f"{run.key.hours} × {run.key.agents}"
+            groups.setdefault((run.key.level, name, hours), []).append((run, beside))
+    lines = [
+        "| level | arm | hours × agents | seeds | over `sft` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for (level, name, hours), pairs in sorted(groups.items()):
+        by_world = [np.subtract(run.by_world, beside.by_world) for run, beside in pairs]
+        mean = mean_interval(np.mean(by_world, axis=0))
+        seeds = ", ".join(f"{one.mean():+.0f}" for one in by_world)
+        lines.append(
+            f"| {level} | {name} | {hours} | {len(pairs)}"
+            f" | {mean.mean:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}] ({seeds}) |"
+        )
+    return lines
+
+
+def _play(key: RunKey) -> tuple[object, ...]:
+    """What two arms must share to be compared."""
+    return key.level, key.seed, key.hours, key.first, key.agents, key.worlds, key.base
 
 
 def _read(path: Path) -> RunResult:

@@ -1,5 +1,6 @@
 """Runs of the curriculum are kept, and not run again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from babylon.game.market.scenario import STARTER, make_scenario
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
 from benchmarks.curriculum.population import members
-from benchmarks.curriculum.results import RunKey, RunResult, all_stored, table
+from benchmarks.curriculum.results import RunKey, RunResult, all_stored, over_sft, table
 from benchmarks.curriculum.stability import course
 
 
@@ -53,6 +54,21 @@ def test_a_run_that_has_a_result_is_not_run_again(
     program.main(["--table", "--results", str(tmp_path)])
     assert len(ran) == 4
     assert "| L1 | ours | 8 × 64 | 3 | 160 | +120 [+100, +140] |" in capsys.readouterr().out
+
+
+def test_an_arm_is_compared_with_sft_of_the_same_seed_and_worlds() -> None:
+    key = RunKey(level="L3", arm="ours", seed=0, hours=1, agents=8, worlds=3, base="b")
+    runs = [
+        replace(result(replace(key, seed=seed, arm=arm), 0.0), by_world=by_world)
+        for arm, seed, by_world in [
+            ("ours", 0, (10.0, 20.0, 30.0)),
+            ("sft", 0, (8.0, 16.0, 27.0)),
+            ("ours", 1, (11.0, 21.0, 31.0)),
+            ("sft", 1, (10.0, 17.0, 26.0)),
+            ("ours", 2, (500.0, 500.0, 500.0)),  # no sft of this seed
+        ]
+    ]
+    assert over_sft(runs)[2] == "| L3 | ours | 1 × 8 | 2 | +3 [+2, +5] (+3, +3) |"
 
 
 def test_the_interval_of_one_seed_is_over_worlds() -> None:
