@@ -18,6 +18,8 @@ from babylon.training.update_health import update_markdown
 async def train(settings: Settings, scored: Scored, member: int | None = None) -> Trained | None:
     """Train, commit and leave a page. After the commit the window's trajectories are consumed.
 
+    An evaluator that does not load raises its error before the update.
+
     With ``member``, train only this one of a population: it is neither committed nor has a page.
 
     The update computes in a thread, which cannot be interrupted: on cancellation it ends itself at
@@ -30,6 +32,10 @@ async def train(settings: Settings, scored: Scored, member: int | None = None) -
             raise InterruptedError(f"training was cancelled at step {done} of {total}")
         announce("train", done, total)
 
+    if settings.evaluation.evaluator:  # its gate comes after the update, which takes long
+        from babylon.evaluation.tasks.evaluator import load_evaluator  # imports openai, for 2 s
+
+        await asyncio.to_thread(load_evaluator, settings.evaluation.evaluator)
     async with limited(GPU_MEMORY), open_store(settings) as store:
         try:
             trained = await train_window(store, settings, scored, progress=step, member=member)

@@ -151,7 +151,7 @@ def _load_checked(request: TrainRequest) -> Settings:
     """Load the settings, and refuse at once what the flow would refuse seconds later.
 
     Raises:
-        BabylonError: a window, scorer, trainer or database that cannot be used.
+        BabylonError: a window, scorer, trainer, evaluator or database that cannot be used.
     """
     from babylon.scoring.scorer import require_scorer
     from babylon.store.connection import read_clock
@@ -168,6 +168,10 @@ def _load_checked(request: TrainRequest) -> Settings:
         raise typer.BadParameter(f"--from {request.first} is after --to {request.last}")
     require_scorer(settings.scoring.scorer, settings.judge)
     require_trainer(settings.training, settings.model)
+    if settings.evaluation.evaluator:
+        from babylon.evaluation.tasks.evaluator import load_evaluator  # imports openai, for 2 s
+
+        load_evaluator(settings.evaluation.evaluator)
     if settings.database.url is not None:  # the flow itself starts an embedded one
         with_store(settings, read_clock)
     return settings

@@ -46,9 +46,9 @@ async def set_rule(
         raise ConfigError(f"share {share:g}: name a number from 0 (no call) to 1 (all calls)")
     # A rule of no key would record all that it is meant to leave out.
     if kind == "key" and subject != LOCAL and not await store.pool.fetchval(_KNOWN, subject):
-        whole = parse_key(subject)  # its secret must not be shown
-        named = f"the key {whole.key_id} itself" if whole else repr(subject)
-        raise ConfigError(f"a rule needs a key's id, not {named}: see `babylon keys list`")
+        raise ConfigError(
+            f"a rule needs a key's id, not {_shown(subject)}: see `babylon keys list`"
+        )
     await store.pool.execute(
         "INSERT INTO babylon.recording_rules (kind, subject, share, redact) VALUES ($1, $2, $3, $4)"
         " ON CONFLICT (kind, subject) DO UPDATE SET share = excluded.share,"
@@ -68,8 +68,14 @@ async def remove_rule(store: Store, kind: RuleKind, subject: str) -> None:
         "DELETE FROM babylon.recording_rules WHERE kind = $1 AND subject = $2", kind, subject
     )
     if not affected(status):
-        raise ConfigError(f"no rule for {kind} {subject!r}: see `babylon calls rules`")
+        raise ConfigError(f"no rule for {_shown(subject)}: see `babylon calls rules`")
     await _tell_gateways(store)
+
+
+def _shown(subject: str) -> str:
+    """Return what may be shown of a subject: a whole key has a secret."""
+    whole = parse_key(subject)
+    return f"the key {whole.key_id} itself" if whole else repr(subject)
 
 
 async def _tell_gateways(store: Store) -> None:

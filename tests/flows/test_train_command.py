@@ -69,6 +69,15 @@ def test_a_lost_connection_is_one_line_and_one_json_object(
     assert err.count("\n") == 1 and str(error) in err and "babylon db status" in err
 
 
+def test_an_evaluator_that_does_not_load_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVALUATOR", "no_such_desk:Desk")
+    assert train("--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["kind"] == "ConfigError" and "EVALUATOR=no_such_desk:Desk" in said["error"]
+
+
 def test_an_error_of_a_file_is_not_blamed_on_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
     raise_error(monkeypatch, FileNotFoundError(2, "No such file", "config.json"))
     with pytest.raises(FileNotFoundError):

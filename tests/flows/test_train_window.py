@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from babylon.core.errors import ModelError, TrainingError, WindowNotReadyError
+from babylon.core.errors import ConfigError, ModelError, TrainingError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.windows import Window, WindowState, parse_window_id, window_at
 from babylon.flows.backfill import backfill
@@ -191,6 +191,15 @@ async def test_a_failed_window_may_be_trained_again(
     assert row is not None and (row.state, row.reason) == (WindowState.FAILED, "loss is nan")
     workshop.training_error = None
     assert (await train_window(WINDOW)).status == WindowState.DEPLOYED
+
+
+async def test_an_evaluator_that_does_not_load_costs_no_update(
+    played: Settings, store: Store, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALUATOR", "no_such_desk:Desk")
+    with pytest.raises(ConfigError, match="EVALUATOR=no_such_desk:Desk"):
+        await train_window(WINDOW)
+    assert workshop.trained == []
 
 
 async def test_a_trained_window_is_resumed_at_validation(

@@ -69,6 +69,9 @@ def test_a_rule_for_a_key_that_is_none_is_refused_without_its_secret(capsys: Cap
     assert run("calls", "record", "--key", str(key), "--share", "0") == 1
     said = capsys.readouterr().err
     assert f"not the key {key.key_id} itself" in said and key.secret not in said
+    assert run("calls", "record", "--key", str(key)) == 1
+    said = capsys.readouterr().err
+    assert f"no rule for the key {key.key_id} itself" in said and key.secret not in said
     assert printed(capsys, "rules") == {"rules": []}
     printed(capsys, "record", "--key", "local", "--share", "0")
     printed(capsys, "record", "--key", "local")
