@@ -2,7 +2,7 @@
 
     python -m benchmarks.curriculum [--level L0] [--arm ours] [--seeds 0 1] [--hours 8]
         [--agents 64] [--first 0] [--base CHECKPOINT] [--keep CHECKPOINT]
-        [--set credit=trajectory preferences.nll=0.2 ...]
+        [--set credit=trajectory preferences.nll=0.2 ...] [--new-words]
     python -m benchmarks.curriculum --table | --stability | --figures DIRECTORY
     python -m benchmarks.curriculum --reader DIRECTORY      make a base model that reads words
 
@@ -25,7 +25,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -110,6 +110,8 @@ def main(arguments: Sequence[str]) -> None:
                 place = options.results / "unfinished" / key.file.removesuffix(".json")
                 place.mkdir(parents=True, exist_ok=True)
                 result, policy = run(key, base, options.look, place)
+                if options.new_words and key.arm != "ppo":  # PPO sees features
+                    result = replace(result, new_words=_in_new_words(key, base, policy))
                 if options.keep:
                     shutil.copytree(policy, options.keep)
                 store(options.results, result)
@@ -211,6 +213,15 @@ def _compared(
     )
 
 
+def _in_new_words(key: RunKey, base: Path, policy: Path) -> tuple[float, float]:
+    """Return the mean P&L of policy and base where headlines have words that nobody knows."""
+    level = LEVELS[key.level]
+    own, before = (
+        look(level, key.last, one, key.worlds, new_words=True).mean_pnl for one in (policy, base)
+    )
+    return own, before
+
+
 def _ppo(key: RunKey) -> tuple[int, list[object], Floats, float]:
     """Train PPO with a hundred times the decisions of the other arms, of the last hour's rules."""
     from benchmarks.curriculum import ppo
@@ -244,6 +255,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--base", type=Path)
     parser.add_argument("--keep", type=Path, help="Directory for the last policy.")
     parser.add_argument("--reader", type=Path, metavar="DIRECTORY", help="Make such a base there.")
+    parser.add_argument("--new-words", action="store_true", help="Look at new headlines too.")
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/curriculum"))
     parser.add_argument("--table", action="store_true", help="Run nothing; print what was run.")

@@ -43,6 +43,7 @@ from babylon.quality.payoffs import payoffs
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.stages.words import decision_words
 from babylon.store.fleet_pairs import FleetPair
+from benchmarks.curriculum.wording import reworded
 
 if TYPE_CHECKING:
     from babylon.training.preferences.objective import Preferences
@@ -476,11 +477,20 @@ def _recorded(
     return found
 
 
-def look(level: CurriculumLevel, hour: int, policy: Path, worlds: int = LOOK_WORLDS) -> Plays:
+def look(
+    level: CurriculumLevel,
+    hour: int,
+    policy: Path,
+    worlds: int = LOOK_WORLDS,
+    *,
+    new_words: bool = False,
+) -> Plays:
     """Play the level's unseen worlds, which are the same for all policies and seeds."""
     from babylon.evaluation.arena.checkpoint_replies import reply_policy
 
-    return play(replies(reply_policy(str(policy))), unseen(level, hour, worlds))
+    met = unseen(level, hour, worlds)
+    met = [reworded(world) for world in met] if new_words else met
+    return play(replies(reply_policy(str(policy))), met)
 
 
 def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:

@@ -43,7 +43,8 @@ class RunResult:
 
     ``gain``: the paired difference to the base model with its 95 % interval; ``beside``: to the
     rule. ``curve``: rows of the hours, or (decisions, P&L). ``by_world``: the policy's P&L in each
-    of the worlds.
+    of the worlds. ``new_words``: mean P&L of policy and base in these worlds with headlines that
+    nobody has been shown, if that was asked for.
     """
 
     key: RunKey
@@ -58,6 +59,7 @@ class RunResult:
     cpu_s: float
     curve: tuple[object, ...]
     by_world: tuple[float, ...] = ()
+    new_words: tuple[float, float] | None = None
 
 
 def stored(directory: Path, key: RunKey) -> RunResult | None:
@@ -90,8 +92,8 @@ def table(results: Iterable[RunResult]) -> list[str]:
         groups.setdefault(group, []).append(one)
     lines = [
         "| level | arm | hours × agents | seeds | P&L | over the base | malformed | CPU s | base |"
-        " best rule |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        " best rule | new words: P&L, base |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for (level, arm, hours, agents, changed), runs in sorted(groups.items(), key=str):
         gains = [run.gain[0] for run in runs]
@@ -103,9 +105,14 @@ def table(results: Iterable[RunResult]) -> list[str]:
             f" | {fmean(run.pnl for run in runs):.0f}"
             f" | {fmean(gains):+.0f} [{low:+.0f}, {high:+.0f}]"
             f" | {fmean(run.malformed for run in runs):.1%} | {fmean(r.cpu_s for r in runs):.0f}"
-            f" | {fmean(run.base_pnl for run in runs):.0f} | {rule} |"
+            f" | {fmean(run.base_pnl for run in runs):.0f} | {rule} | {_new_words(runs)} |"
         )
     return lines
+
+
+def _new_words(runs: Iterable[RunResult]) -> str:
+    known = [run.new_words for run in runs if run.new_words is not None]
+    return ", ".join(f"{fmean(values):.0f}" for values in zip(*known, strict=True))
 
 
 def over_sft(results: Iterable[RunResult]) -> list[str]:

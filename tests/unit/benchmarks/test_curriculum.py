@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from babylon.game.market.scenario import STARTER, make_scenario
+from babylon.game.market.scenario import HOUR, STARTER, make_scenario
+from babylon.game.market.words import NEWS, PERP_NEWS
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
 from benchmarks.curriculum.population import members
 from benchmarks.curriculum.results import RunKey, RunResult, all_stored, over_sft, table
 from benchmarks.curriculum.stability import course
+from benchmarks.curriculum.wording import NEW_NEWS, NEW_PERP_NEWS, reworded
 
 
 def result(key: RunKey, gain: float) -> RunResult:
@@ -112,3 +114,22 @@ def test_a_population_evolves_from_the_gains_of_its_hours() -> None:
         (1, "mutant"),
     ]
     assert members(rates, gains, 0) == children != members(rates, gains[:2], 1)
+
+
+def test_new_words_are_new_and_hint_at_the_same() -> None:
+    for known, new in ((NEWS, NEW_NEWS), (PERP_NEWS, NEW_PERP_NEWS)):
+        said = {text for texts in known.values() for text in texts}
+        words = set(" ".join(said).split())
+        for texts in new.values():
+            assert not said & {*texts}  # each line is new, of words that the game knows
+            assert set(" ".join(texts).split()) <= words
+    world = make_scenario(0, HOUR)
+    other = reworded(world)
+    assert other == reworded(world) != world
+    assert replace(other, news=world.news) == world
+    known, tickers = [news for news in world.news if news], {perp.ticker for perp in world.perps}
+    for before, after in zip(known, filter(None, other.news), strict=True):
+        assert (after.market_id, after.hints) == (before.market_id, before.hints)
+        assert (
+            after.text in (NEW_PERP_NEWS if after.market_id in tickers else NEW_NEWS)[after.hints]
+        )
