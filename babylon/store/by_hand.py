@@ -31,16 +31,23 @@ async def skip_window(store: Store, window: Window, author: str, reason: str) ->
     """Leave a window alone: no run chooses it by itself, whatever is played in it.
 
     Raises:
-        WindowError: a run holds it, it is done, or its policy is committed.
+        WindowError: a run holds it, it is done, its policy is committed, or it is a recipe that
+            nobody tried.
     """
     async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute(
-            "INSERT INTO babylon.windows (window_id, minutes) VALUES ($1, $2)"
-            " ON CONFLICT DO NOTHING",
-            window.key,
-            window.minutes,
-        )
-        if await _locked(connection, window) == WindowState.TRAINED:
+        if not window.recipe:
+            await connection.execute(
+                "INSERT INTO babylon.windows (window_id, minutes) VALUES ($1, $2)"
+                " ON CONFLICT DO NOTHING",
+                window.key,
+                window.minutes,
+            )
+        state = await _locked(connection, window)
+        if state is None:
+            raise WindowError(
+                f"nobody ever tried window {window.key}, and no run chooses a recipe by itself"
+            )
+        if state == WindowState.TRAINED:
             raise WindowError(
                 f"window {window.key} is trained and its play is used: `babylon train --window"
                 f" {window.key}` finishes it"

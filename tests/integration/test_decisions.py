@@ -168,6 +168,13 @@ async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
     assert await chosen() == [WINDOW.key]
 
 
+async def test_a_recipe_that_nobody_tried_is_not_skipped(store: Store) -> None:
+    recipe = parse_window_id(f"{WINDOW.id}+again")
+    with pytest.raises(WindowError, match=r"\+again, and no run chooses a recipe by itself"):
+        await skip_window(store, recipe, "alice", "not now")
+    assert await get_window(store, recipe.key) is None
+
+
 async def test_a_worker_that_slept_does_not_take_a_skip_back(store: Store) -> None:
     claim = await claim_window(store, WINDOW, owner="slow", lease_s=0)
     await skip_window(store, WINDOW, "alice", "the agents were broken")
