@@ -7,8 +7,8 @@ needs no more memory than training its adapter.
 import gc
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ def log_ratios(
     alone. Blocking.
 
     Raises:
-        ModelError: no policy loads from ``path``.
+        ModelError: no policy loads from ``path``, or a forward pass does not fit.
     """
     if not (known := _exact_play(trajectories)):
         return {}
@@ -84,7 +84,8 @@ def recomputed_logprobs(
 def _logprobs(
     model: PreTrainedModel, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
 ) -> list[list[float]]:
-    rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
+    with _own_error():
+        rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
 
 
@@ -167,7 +168,14 @@ def _checked_logprobs(
     model, _ = load_policy(path, frozen=True, precision=precision)
     if not all(weight.isfinite().all() for weight in model.parameters()):
         raise ModelError(f"weights of {path} are not finite")
-    try:
+    with _own_error():
         return _of_completions(FittingForward(model, max_tokens).run(attempt), calls)
+
+
+@contextmanager
+def _own_error() -> Iterator[None]:
+    """Turn a lack of memory into our error."""
+    try:
+        yield
     except OutOfMemoryError as error:
         raise ModelError(str(error)) from error

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from babylon.core.errors import ConfigError
+from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.learning_settings import Precision
 from babylon.formats.import_files import guess_format, read_traces
 from babylon.formats.trace_rows import training_rows_of
 from babylon.policies.load import load_policy
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.damaged import damage_logged
-from babylon.training.grpo.forward import FittingForward
+from babylon.training.grpo.forward import FittingForward, OutOfMemoryError
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.likelihood import free_memory
 from babylon.training.update_result import Recall
@@ -37,7 +37,7 @@ def best_so_far(
     Raises:
         ConfigError: there is no such file, or no reply in it fits into the model's context.
         ImportFileError: the file cannot be read.
-        OutOfMemoryError: the forward pass does not fit.
+        TrainingError: the forward pass does not fit.
     """
     try:
         digest = blake2b(chats.read_bytes(), digest_size=8).hexdigest()
@@ -67,7 +67,7 @@ def remembered(
     ``before`` is the parent's.
 
     Raises:
-        OutOfMemoryError: the forward pass does not fit.
+        TrainingError: the forward pass does not fit.
     """
     nats = nats_of(str(target), chats, max_tokens, precision)
     recall = Recall(nats=nats, best=min(nats, before.best), chats=before.chats)
@@ -86,7 +86,10 @@ def nats_of(
     if not (calls := [call for one in owners for call in one.calls]):
         raise ConfigError(f"RECALL_CHATS={chats}: none of the {len(rows)} chats has a reply")
     tree = compile_tree(calls)
-    values = FittingForward(model, max_tokens).run(lambda pass_: pass_.logprobs(tree).logprobs)
+    try:
+        values = FittingForward(model, max_tokens).run(lambda pass_: pass_.logprobs(tree).logprobs)
+    except OutOfMemoryError as error:
+        raise TrainingError(f"RECALL_CHATS={chats}: {error}") from error
     nats = -float(values.double().mean())
     del model
     free_memory()

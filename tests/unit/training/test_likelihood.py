@@ -3,9 +3,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
+from babylon.core.errors import ModelError
 from babylon.core.llm_calls import Message
 from babylon.core.trajectories import Call, Trajectory
+from babylon.training.grpo.forward import PolicyForward
 from babylon.training.likelihood import log_ratios
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model
 
@@ -52,6 +55,15 @@ def trajectory(name: str, *calls: Call) -> Trajectory:
 def test_a_policy_makes_its_own_play_neither_likelier_nor_less(policy: Path) -> None:
     played = trajectory("own", call(1, 2, 258), call(3, 258, temperature=0.7))
     assert log_ratios(policy, [played])["own"] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_lack_of_memory_has_a_remedy(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PolicyForward, "logprobs", lacking)
+    with pytest.raises(ModelError, match=r"out of memory with portions of .*more memory"):
+        log_ratios(policy, [trajectory("own", call(1, 258))])
 
 
 def test_the_ratio_is_over_all_tokens_of_all_calls(policy: Path) -> None:

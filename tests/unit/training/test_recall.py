@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
-from babylon.core.errors import ConfigError
+from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.core.types import Claim
@@ -13,6 +14,7 @@ from babylon.store import Store
 from babylon.store.policies import Policy
 from babylon.training.backends.own_trainer import run_work
 from babylon.training.backends.train_input import TrainInput
+from babylon.training.grpo.forward import PolicyForward
 from babylon.training.recall import best_so_far, nats_of, remembered
 from babylon.training.sft import fine_tune
 from tests.tiny_policy import save_tiny_policy
@@ -61,6 +63,19 @@ def test_a_file_without_replies_is_refused(tmp_path: Path) -> None:
     long = write_chats(tmp_path / "chats.jsonl", "x" * 600, count=1)  # the context is 512
     with pytest.raises(ConfigError, match=r"RECALL_CHATS=.*none of the 1 chats has a reply"):
         nats_of(str(base), long, None)
+
+
+def test_a_lack_of_memory_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(PolicyForward, "logprobs", lacking)
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    chats = write_chats(tmp_path / "chats.jsonl", "HOLD", count=1)
+    with pytest.raises(TrainingError, match=r"RECALL_CHATS=.*out of memory with portions"):
+        nats_of(str(base), chats, None)
 
 
 def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
