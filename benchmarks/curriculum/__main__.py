@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +127,7 @@ def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[Run
     """
     level, last = LEVELS[key.level], key.last
     decisions = sum(level.rules(hour).ticks for hour in range(key.first, last + 1)) * key.agents
-    started = look(level, last, base, key.worlds)
+    started = _of_base(key.level, last, base, key.worlds)
     began, policy = time.process_time(), base
     curve: list[object] = []
     if key.arm == "ppo":
@@ -215,11 +215,14 @@ def _compared(
 
 def _in_new_words(key: RunKey, base: Path, policy: Path) -> tuple[float, float]:
     """Return the mean P&L of policy and base where headlines have words that nobody knows."""
-    level = LEVELS[key.level]
-    own, before = (
-        look(level, key.last, one, key.worlds, new_words=True).mean_pnl for one in (policy, base)
-    )
-    return own, before
+    before = _of_base(key.level, key.last, base, key.worlds, new_words=True)
+    own = look(LEVELS[key.level], key.last, policy, key.worlds, new_words=True)
+    return own.mean_pnl, before.mean_pnl
+
+
+@cache  # for all seeds
+def _of_base(level: str, hour: int, base: Path, worlds: int, *, new_words: bool = False) -> Plays:
+    return look(LEVELS[level], hour, base, worlds, new_words=new_words)
 
 
 def _ppo(key: RunKey) -> tuple[int, list[object], Floats, float]:
