@@ -30,6 +30,7 @@ from babylon.dataset.table_file import rewrite_table
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
+    forget_begun,
     list_published,
     other_repositories,
     policies_of,
@@ -58,9 +59,9 @@ class Erasure:
 
     ``files`` are published in ``PUBLISH_TO``; ``unpublished`` are files of this home that it lacks.
     ``elsewhere``: other repositories that hold it, from a time when ``PUBLISH_TO`` named them.
-    ``policies``: version → ``trained`` on it, or ``descendant`` of such a policy. ``models``: those
-    that were published, as ``repository@tag``. ``applied``: they are rewritten. ``revision``:
-    the commit without it, empty if nothing was changed on the hub.
+    ``policies``: version → ``trained`` on it, ``released`` since, or ``descendant`` of such a
+    policy. ``models``: those that were published, as ``repository@tag``. ``applied``: they are
+    rewritten. ``revision``: the commit without it, empty if nothing was changed on the hub.
     """
 
     kind: Kind
@@ -86,6 +87,11 @@ class Erasure:
         for repository in self.elsewhere:
             told.append(f"{repository} holds it too: run this again with PUBLISH_TO={repository}.")
         for version, how in self.policies.items():
+            if how == "released":
+                told.append(
+                    f"Policy {version} learnt from it, was released and never serves again."
+                )
+                continue
             told.append(
                 f"Policy {version} {'learnt from it' if how == 'trained' else 'descends from one'}:"
                 " roll back to an older policy (`babylon model rollback`), delete its rows from"
@@ -131,7 +137,7 @@ async def _erase(
     apply: bool,
     squash: bool,
 ) -> Erasure:
-    published = await list_published(store, publish.repository or "")
+    published = await list_published(store, publish.repository or "", begun=True)
     trajectories = await _trajectories(store, publish, published, kind, name)
     withheld = await read_withheld(store)
     agents = {name} if kind == "agent" else set()
@@ -155,7 +161,7 @@ async def _erase(
         if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
     ]
     policies = await policies_of(store, sorted(trajectories))
-    paths = {file.path for file in published}
+    paths = {file.path for file in published if file.revision}
     unpublished = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
     models = await models_with(store, sorted(policies))
     found = Erasure(
@@ -177,8 +183,10 @@ async def _erase(
     for path, keep in unpublished:
         await asyncio.to_thread(_rewrite_unpublished, home.datasets, path, keep)
     found = replace(found, applied=True)
+    others = [file for file in published if file.revision and file not in held]
+    begun, held = held, await asyncio.to_thread(_committed, publish, held)
+    await forget_begun(store, [file for file in begun if not file.revision])
     if held:
-        others = [file for file in published if file not in held]
         rewritten, revision = await asyncio.to_thread(
             _rewrite, home, publish, held, others, agents, trajectories
         )
@@ -230,12 +238,31 @@ def _ids_in_files(
         for file in files:
             path = home.datasets / file.path
             if not path.exists():
+                if not file.revision:
+                    continue
                 hub = Hub(publish, file.repository)
                 path = _fetched(hub, hub.head(), file, Path(directory))
             rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
             own = rows.filter(pc.equal(rows["agent_id"], agent))
             ids.update(own["trajectory_id"].to_pylist())
     return ids
+
+
+def _committed(publish: PublishSettings, files: list[PublishedFile]) -> list[PublishedFile]:
+    """Return the files that are in the repository. A run that died did not enter its commit."""
+    if all(file.revision for file in files):
+        return files
+    head = Hub(publish, files[0].repository).head()
+    if head is None:
+        return [file for file in files if file.revision]
+    there = {stem_of(path): path for path in head.files}
+    return [
+        file
+        if file.revision
+        else replace(file, path=there[stem_of(file.path)], revision=head.revision)
+        for file in files
+        if file.revision or stem_of(file.path) in there
+    ]
 
 
 def _fetched(hub: Hub, there: Head | None, file: PublishedFile, directory: Path) -> Path:
@@ -282,9 +309,11 @@ def _rewrite(
         revision = commit_once(hub, change, "Take-down")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old, new in zip(held, made, strict=True):
-        if old.path != new.path:
-            (home.datasets / old.path).unlink(missing_ok=True)
+    for new in made:  # the old file, and one that was built here since
+        final = home.datasets / new.path
+        for other in final.parent.glob("*.parquet"):
+            if other != final and stem_of(other.name) == stem_of(final.name):
+                other.unlink()
     return [replace(file, revision=revision) for file in made], revision
 
 

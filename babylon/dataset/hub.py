@@ -17,6 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 RepositoryKind = Literal["dataset", "model"]
 MOVED = 412
 _ATTEMPTS = 5
-_BROKEN = (httpx2.TransportError, ConnectionError, TimeoutError)
+# A download without an answer looks for a local copy, and says that there is none.
+_BROKEN = (httpx2.TransportError, ConnectionError, TimeoutError, LocalEntryNotFoundError)
 _REMEDIES = {
     401: "the token is not valid: set HF_TOKEN to a token that may write to the repository",
     402: "the account's storage is used up: make room there, or publish to another account",

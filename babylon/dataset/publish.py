@@ -1,7 +1,8 @@
 """Publishing: finished windows that the ledger does not know, one atomic commit a UTC day of play.
 
-The order makes it safe to stop anywhere: files first, then the commit, then the ledger. A run that
-died after its commit finds its files at the head by path and digest, and only enters them.
+The order makes it safe to stop anywhere: files first, then their rows in the ledger, then the
+commit, then its revision. A run that died after its commit finds its files at the head by path and
+digest, and only enters the revision. A take-down knows of them in between.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from datetime import date
 from itertools import groupby
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from babylon.core.errors import BabylonError, ConfigError
@@ -22,7 +24,7 @@ from babylon.core.types import Published, Scored
 from babylon.dataset.build import build_tables, selection_of, windows_of
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
-from babylon.dataset.schema import SCHEMAS, TRAJECTORIES
+from babylon.dataset.schema import SCENARIOS, SCHEMAS, TRAJECTORIES
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
@@ -123,8 +125,8 @@ async def _publish(
             continue
         made = PublishedDay(day=name, files=tuple(files))
         if not dry_run:
+            await record_published(store, made.files)
             made = await _send(home, publish, made, known)
-            # After the commit: a run that dies in between finds its files at the head.
             await record_published(store, made.files)
             log.info("published %s: %d files, %.1f MB", name, len(files), made.bytes / 1e6)
             known = [*known, *made.files]
@@ -202,6 +204,9 @@ def describe(home: Home, repository: str, config: str, published: Published) -> 
     if config == TRAJECTORIES:
         ids = pq.read_table(path, columns=["agent_id", "trajectory_id"])
         agents, trajectories = (ids[name].to_pylist() for name in ids.column_names)
+    elif config == SCENARIOS:  # it tells of plays too that were refused as rows
+        ids = pq.read_table(path, columns=["players", "trajectory_ids"])
+        agents, trajectories = (pc.list_flatten(ids[n]).to_pylist() for n in ids.column_names)
     return PublishedFile(
         repository=repository,
         config=config,

@@ -90,6 +90,11 @@ OWN = (
     Rule("API_KEY", r"\bAIza[A-Za-z0-9_\-]{30,}"),
     Rule("API_KEY", r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
     Rule("API_KEY", r"(?i)\bbearer\s+[A-Za-z0-9._~+/\-]{16,}=*", _has_digit),
+    Rule("PASSWORD", r"://[^\s:/?#@]*:[^\s/?#@]+@"),  # user:password@ of a URL
+    Rule(
+        "PASSWORD",
+        r"(?i)\bauthorization[\\'\"\s]*[:=][\\'\"\s]*basic\s+[A-Za-z0-9+/]{6,}=*",
+    ),
     Rule(
         "PASSWORD",
         r"(?i)(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"

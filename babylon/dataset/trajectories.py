@@ -110,6 +110,7 @@ def trajectory_rows(
             game = steps.decode(row.pop("game_json"))
             row |= scores.get(row["trajectory_id"], {})
             row |= {
+                "window_id": scored.claim.window_id,  # with the recipe, as in the other tables
                 "policy_versions": sorted(
                     {c.policy_version for c in played if c.policy_version is not None}
                 ),

@@ -106,17 +106,12 @@ def policy_calls(
 
 def _recorded_call(step: int, call: LlmCall, record: RecordedCall) -> Call:
     """Return the call as the gateway recorded it. The agent's own words about it do not count."""
-    answer = _read(record.answer, _Answer) or _Answer()
-    parameters = _read(record.parameters, _Parameters) or _Parameters()
     text = Call(
         step=step,
         messages=_messages(record.messages) or call.prompt,
         response=record.response,
         temperature=record.temperature,
         top_p=record.top_p,
-        tools=parameters.tools or (),
-        tool_calls=answer.tool_calls,
-        reasoning=answer.reasoning or answer.reasoning_content,
     )
     return _joined(text, record)
 
@@ -154,6 +149,15 @@ def _with_tokens(call: Call, unread: dict[str, RecordedCall]) -> Call:
 
 
 def _joined(call: Call, record: RecordedCall) -> Call:
+    """Return the call with all that its token ids stand for: readers and scrubbing see it too."""
+    answer = _read(record.answer, _Answer) or _Answer()
+    parameters = _read(record.parameters, _Parameters) or _Parameters()
+    call = msgspec.structs.replace(
+        call,
+        tools=parameters.tools or (),
+        tool_calls=answer.tool_calls or call.tool_calls,
+        reasoning=answer.reasoning or answer.reasoning_content,
+    )
     if not record.trainable:
         return msgspec.structs.replace(call, untrainable=record.untrainable_reason)
     if not record.has_tokens:

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from babylon.store.connection import Store
 
 _LINE = (
-    "WITH RECURSIVE line AS (SELECT parent_version, batch_id FROM babylon.policies"
-    " WHERE policy_version = $1 UNION SELECT p.parent_version, p.batch_id"
+    "WITH RECURSIVE line AS (SELECT policy_version, parent_version, batch_id FROM babylon.policies"
+    " WHERE policy_version = $1 UNION SELECT p.policy_version, p.parent_version, p.batch_id"
     " FROM babylon.policies p JOIN line ON p.policy_version = line.parent_version)"
 )
 
@@ -48,10 +48,14 @@ async def rejected_child(store: Store, version: int) -> tuple[str, dict[str, obj
 
 
 async def trained_into(store: Store, version: int, trajectory_ids: Sequence[str]) -> frozenset[str]:
-    """Return the trajectories on which the policy, or a policy it descends from, was trained."""
+    """Return the trajectories on which the policy, or a policy it descends from, was trained.
+
+    Those that it released count too: its weights have learnt from them.
+    """
     rows = await store.pool.fetch(
         f"{_LINE} SELECT trajectory_id FROM babylon.trained JOIN line USING (batch_id)"
-        " WHERE trajectory_id = ANY($2)",
+        " WHERE trajectory_id = ANY($2) UNION SELECT trajectory_id FROM babylon.released"
+        " JOIN line USING (policy_version) WHERE trajectory_id = ANY($2)",
         version,
         trajectory_ids,
     )

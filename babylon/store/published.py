@@ -1,8 +1,8 @@
 """The tables ``published`` and ``withheld``: what is in the dataset's repository, what must not be.
 
-``published`` is the ledger, with one row a repository, table and window. A row is written after the
-commit that holds its file. ``withheld`` lists agents and trajectories that were taken down: every
-later file leaves them out.
+``published`` is the ledger, with one row a repository, table and window. A row is written before
+the commit that holds its file, and gets its revision after it. ``withheld`` lists agents and
+trajectories that were taken down: every later file leaves them out.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -45,12 +45,18 @@ class Withheld:
 _COLUMNS = [field.name for field in fields(PublishedFile)]
 
 
-async def list_published(store: Store, repository: str) -> list[PublishedFile]:
-    """Return the ledger of a repository by window and table."""
+async def list_published(
+    store: Store, repository: str, *, begun: bool = False
+) -> list[PublishedFile]:
+    """Return the ledger of a repository by window and table.
+
+    ``begun``: also files of a commit of which nobody knows whether it was made.
+    """
     rows = await store.pool.fetch(
         f"SELECT {', '.join(_COLUMNS)} FROM babylon.published WHERE repository = $1"
-        " ORDER BY window_id, config",
+        " AND (revision <> '' OR $2) ORDER BY window_id, config",
         repository,
+        begun,
     )
     return [
         PublishedFile(
@@ -78,12 +84,16 @@ async def published_window_ids(store: Store) -> frozenset[str]:
     """Return the windows whose trajectories lie in any repository."""
     rows = await store.pool.fetch(
         "SELECT DISTINCT window_id FROM babylon.published WHERE config = 'trajectories'"
+        " AND revision <> ''"
     )
     return frozenset(row["window_id"] for row in rows)
 
 
 async def record_published(store: Store, files: Sequence[PublishedFile]) -> None:
-    """Enter files after their commit. A file that replaces another one takes its row."""
+    """Enter files: without a revision before their commit, with it afterwards.
+
+    A file that replaces another one takes its row.
+    """
     marks = ", ".join(f"${i + 1}" for i in range(len(_COLUMNS)))
     changed = ", ".join(f"{name} = EXCLUDED.{name}" for name in _COLUMNS[3:])
     async with store.pool.acquire() as connection, connection.transaction():
@@ -93,6 +103,14 @@ async def record_published(store: Store, files: Sequence[PublishedFile]) -> None
             " published_at = now()",
             [astuple(file) for file in files],
         )
+
+
+async def forget_begun(store: Store, files: Sequence[PublishedFile]) -> None:
+    """Remove files from the ledger whose commit was begun and is not entered."""
+    await store.pool.executemany(
+        "DELETE FROM babylon.published WHERE revision = '' AND repository = $1 AND path = $2",
+        [(file.repository, file.path) for file in files],
+    )
 
 
 @asynccontextmanager
@@ -124,11 +142,17 @@ async def withhold(store: Store, kind: str, name: str, reason: str) -> None:
     )
 
 
+# Weights keep what they have learnt, also of play that was released.
+_LEARNT = (
+    "SELECT trajectory_id FROM babylon.trained UNION SELECT trajectory_id FROM babylon.released"
+)
+
+
 async def withhold_trained(store: Store, trajectory_ids: Sequence[str], reason: str) -> None:
     """Take those trajectories down that a policy learnt from."""
     await store.pool.execute(
         "INSERT INTO babylon.withheld (kind, name, reason)"
-        " SELECT DISTINCT 'trajectory', trajectory_id, $2 FROM babylon.trained"
+        f" SELECT 'trajectory', trajectory_id, $2 FROM ({_LEARNT}) AS learnt"
         " WHERE trajectory_id = ANY($1) ON CONFLICT DO NOTHING",
         list(trajectory_ids),
         reason,
@@ -136,29 +160,34 @@ async def withhold_trained(store: Store, trajectory_ids: Sequence[str], reason: 
 
 
 async def policies_of(store: Store, trajectory_ids: Sequence[str]) -> dict[int, str]:
-    """Return the policies that learnt from these trajectories → ``trained`` or ``descendant``."""
+    """Return the policies that learnt from these trajectories → how.
+
+    That is ``trained``, ``released`` if the play was released since, or ``descendant``.
+    """
     rows = await store.pool.fetch(
         """
         WITH RECURSIVE learnt AS (
-            SELECT p.policy_version, true AS directly FROM babylon.policies p
+            SELECT p.policy_version, 'trained' AS how FROM babylon.policies p
             WHERE EXISTS (SELECT FROM babylon.trained t WHERE t.batch_id = p.batch_id
                           AND t.trajectory_id = ANY($1))
             UNION
-            SELECT p.policy_version, false FROM babylon.policies p
+            SELECT policy_version, 'released' FROM babylon.released WHERE trajectory_id = ANY($1)
+            UNION
+            SELECT p.policy_version, 'descendant' FROM babylon.policies p
             JOIN learnt ON p.parent_version = learnt.policy_version
         )
-        SELECT policy_version, bool_or(directly) AS directly FROM learnt
-        GROUP BY 1 ORDER BY 1
+        SELECT policy_version, max(how) AS how FROM learnt GROUP BY 1 ORDER BY 1
         """,
         list(trajectory_ids),
     )
-    return {row["policy_version"]: "trained" if row["directly"] else "descendant" for row in rows}
+    return {row["policy_version"]: row["how"] for row in rows}
 
 
 async def was_trained(store: Store, trajectory_id: str) -> bool:
     """Return True if a policy learnt from the trajectory, whether or not its rows still exist."""
     return bool(
         await store.pool.fetchval(
-            "SELECT EXISTS (SELECT FROM babylon.trained WHERE trajectory_id = $1)", trajectory_id
+            f"SELECT EXISTS (SELECT FROM ({_LEARNT}) AS learnt WHERE trajectory_id = $1)",
+            trajectory_id,
         )
     )

@@ -1,6 +1,7 @@
 """Publishing to a hub: exactly one commit, whatever happens on the way."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from hashlib import blake2b, sha256
@@ -37,6 +38,8 @@ from babylon.dataset.schema import SCHEMAS
 from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
+from babylon.store.lineage import trained_into
+from babylon.store.published import PublishedFile, list_published, was_trained
 from babylon.store.windows import claim_window, set_state
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -234,17 +237,94 @@ async def test_a_stale_parent_is_read_again(
     assert "notes.md" in hub.repositories[REPOSITORY].files
 
 
+async def die_before_the_revision(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publish, and die between the commit and its revision in the ledger."""
+    real = publishing.record_published
+
+    async def dies(store: Store, files: Sequence[PublishedFile]) -> None:
+        if files[0].revision:
+            raise KeyboardInterrupt
+        await real(store, files)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(publishing, "record_published", dies)
+        await push(store, settings)
+
+
+async def test_a_take_down_finds_a_commit_that_was_not_entered(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo")])
+    await die_before_the_revision(store, publisher, monkeypatch)
+    home, publish = publisher.home, publisher.publish
+    assert not await list_published(store, REPOSITORY.removeprefix("datasets/"))
+    assert len((await erase(store, home, publish, "agent", "ann")).files) == 2
+    done = await erase(store, home, publish, "agent", "ann", apply=True, squash=True)
+    assert done.revision and done.squashed
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+    (local,) = (home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(local)["agent_id"].to_list() == ["bo"]
+    await push(store, publisher)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+
+
+async def test_a_take_down_forgets_a_commit_that_was_never_made(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo")])
+    hub.fail("/commit/", 403, times=99)
+    with pytest.raises(PublishError):
+        await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    done = await erase(store, home, publish, "agent", "ann", apply=True)
+    assert not done.revision
+    (local,) = (home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(local)["agent_id"].to_list() == ["bo"]
+    assert not (await erase(store, home, publish, "agent", "ann")).files
+
+
+async def test_a_take_down_leaves_one_file_of_a_window_that_was_built_again(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo")])
+    await push(store, publisher)
+    await store.pool.execute("UPDATE babylon.scores SET scorer = 'ruler'")
+    await build_windows(store, publisher.home, Selection())
+    home = publisher.home
+    await erase(store, home, publisher.publish, "agent", "ann", apply=True)
+    (local,) = (home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(local)["agent_id"].to_list() == ["bo"]
+
+
+async def test_a_policy_keeps_what_it_learnt_from_released_play(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    name = f"{WINDOW}-ann"
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, kind, uri, base_model, parent_version)"
+        " VALUES (0, 'base', '/b', 'tiny', NULL), (1, 'lora', '/1', 'tiny', 0),"
+        " (2, 'lora', '/2', 'tiny', 1)"
+    )
+    await store.pool.execute(
+        "INSERT INTO babylon.releases (policy_version, author, reason) VALUES (1, 'a', 'b')"
+    )
+    await store.pool.execute("INSERT INTO babylon.released VALUES ($1, 1, $2)", name, WINDOW)
+    assert await trained_into(store, 2, [name]) == {name}
+    assert await trained_into(store, 0, [name]) == frozenset()
+    found = await erase(store, publisher.home, publisher.publish, "trajectory", name)
+    assert found.policies == {1: "released", 2: "descendant"}
+    assert "Policy 1 learnt from it, was released and never serves again." in found.advice
+    assert await was_trained(store, name) and not await was_trained(store, "another")
+
+
 async def test_a_run_that_died_after_its_commit_is_taken_up(
     store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
-
-    async def dies(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(publishing, "record_published", dies)
-        await push(store, publisher)
+    await die_before_the_revision(store, publisher, monkeypatch)
     assert await push(store, publisher) == ["2025-11-14"]
     assert hub.commits(REPOSITORY) == ["Windows of 2025-11-14"]
     # Rows that changed in between replace the file that was not entered.
@@ -277,7 +357,7 @@ async def test_what_does_not_pass_names_the_remedy_and_stores_nothing(
     with pytest.raises(PublishError, match=remedy) as failure:
         await push(store, other)
     assert "hf_" not in str(failure.value)
-    assert await store.pool.fetchval("SELECT count(*) FROM babylon.published") == 0
+    assert not await list_published(store, REPOSITORY.removeprefix("datasets/"))
     hub.faults.clear()
     assert await push(store, publisher) == ["2025-11-14"]
 
@@ -437,6 +517,28 @@ async def test_a_scenario_or_an_outcome_with_a_secret_that_stays_is_left_out(
     assert (await build_tables(store, publisher.home, scored, Selection(safe=False)))[
         "outcomes"
     ].rows == 1
+
+
+async def test_ids_in_hex_still_join_the_tables(store: Store, publisher: Settings) -> None:
+    """A digest is a usual id. In another column it may be a key."""
+    digest = "0123456789abcdef0123456789abcdef01234567"
+    rows = [{"window_id": WINDOW, "scenario_id": digest, "players": [digest], "note": digest}]
+    assert building._safe("scenarios", rows, Selection()) == [
+        {"window_id": WINDOW, "scenario_id": digest, "players": [digest], "note": "[HEX_KEY]"}
+    ]
+    rows = [{"window_id": WINDOW, "players": ["bob@example.com"]}]
+    assert building._safe("scenarios", rows, Selection()) == [
+        {"window_id": WINDOW, "players": ["[EMAIL]"]}
+    ]
+
+
+async def test_the_plays_of_a_recipe_are_of_its_window(store: Store, publisher: Settings) -> None:
+    recipe = f"{WINDOW}+again"
+    await finish(store, publisher, recipe, [played(WINDOW, "ann")])
+    (scored,) = await windows_of(store)
+    tables = await build_tables(store, publisher.home, scored, Selection())
+    published = pl.read_parquet(publisher.home.resolve(tables["trajectories"].uri))
+    assert published["window_id"].to_list() == [recipe]
 
 
 async def test_a_state_of_any_game_is_published_and_replayed_only_if_it_can_be(

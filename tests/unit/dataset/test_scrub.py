@@ -97,8 +97,20 @@ def test_what_is_no_secret_stays_as_it_is() -> None:
         '{"action":"trade","trade":{"type":"prediction","market":"m1","amount":25.5}}',
         "clx9z1k2v0000qw08h3f7d2ab 6f1c2b3a-1111-4c2d-9e8f-aaaaaaaaaaaa 192 168",
         "127.0.0.1 and 0.0.0.0, ratio 3:2:1, tokens: 412, the secret is out",
+        "see https://example.com/a:b or http://localhost:8000/v1 for basic understanding",
     ):
         assert scrub(text) == text and not found([text]), text
+
+
+def test_a_password_of_an_address_or_a_header_needs_no_digit() -> None:
+    for secret, text in (
+        ("hunter", "postgresql://bob:hunterpw@localhost/db"),
+        ("hunter", "mongodb+srv://u:hunteronly@cluster/x and more"),
+        ("hunter", "redis://:hunterpw@cache:6379/0"),
+        ("Ym9iOmh1bnRlcg", "Authorization: Basic Ym9iOmh1bnRlcg=="),
+        ("Ym9iOmh1bnRlcg", '{\\"authorization\\": \\"basic Ym9iOmh1bnRlcg\\"}'),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
 
 
 def test_escapes_hide_nothing() -> None:

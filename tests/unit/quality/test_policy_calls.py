@@ -80,6 +80,17 @@ def test_a_different_record_or_one_without_tokens_leaves_only_text(record):
     assert (one.temperature, one.top_p) == (0.7, 1.0)
 
 
+def test_a_call_without_id_shows_all_that_its_tokens_stand_for():
+    """Otherwise readers and the scrubbing of a dataset would miss a part of what goes out."""
+    answer = msgspec.json.encode({"tool_calls": [CALLED], "reasoning_content": "mail bob"}).decode()
+    tool = {"type": "function", "function": {"name": "price"}}
+    parameters = msgspec.json.encode({"tools": [tool]}).decode()
+    record = recorded(answer=answer, parameters=parameters)
+    (one,) = policy_calls("t1", played(step(0)), {}, [record])
+    assert not one.retokenized
+    assert (one.reasoning, one.tool_calls, one.tools) == ("mail bob", (CALLED,), (tool,))
+
+
 @pytest.mark.parametrize(
     "tokens", [{}, {"prompt_token_ids": [], "completion_token_ids": [], "logprobs": []}]
 )
