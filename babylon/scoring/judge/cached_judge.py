@@ -126,8 +126,7 @@ class CachedJudge:
         self._in_flight = 0
         self._settled = asyncio.Condition()
         self._useless = 0
-        self._tried: set[str] = set()
-        self._refusals: list[tuple[int, Purchase]] = []
+        self._tried: set[str] = set()  # prompts that had no usable reply when they were needed
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def judge(
@@ -190,10 +189,9 @@ class CachedJudge:
                 )
         return plus(total, reserve)
 
-    async def forget_refusals(self) -> None:
-        """Let a later run ask again what the server refused, because the server is at fault."""
-        for number, purchase in self._refusals:
-            await self._ledger.settle(number, replace(purchase, key=f"{purchase.key}/refused"))
+    async def forget_problems(self) -> None:
+        """Let a later run ask again what had no usable reply, because the server is at fault."""
+        await self._ledger.forget(self._tried)
 
     async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> Verdicts:
         loss: LostItem
@@ -223,13 +221,14 @@ class CachedJudge:
             known = await self._ledger.find(key)
             if known is not None and known.problem is None:
                 return known
+            tried = key in self._tried
+            self._tried.add(key)
             if known is not None:
                 loss = _remembered(known)
                 # A single trajectory without a usable reply is asked again in a later run.
                 later = len(block) == 1 and loss.reason == Reason.NO_JUDGMENT
-                if not later or key in self._tried:
+                if not later or tried:
                     raise _FailedBlockError(loss)
-            self._tried.add(key)
             return await self._buy(group, block, prompt, repeat)
 
     async def _buy(
@@ -355,7 +354,6 @@ class CachedJudge:
                 paid = _count(messages) if isinstance(error, RequestRefusedError) else 0
                 refused = self._priced(replace(draft, problem=_loss(error).stored), paid, 0)
                 await self._ledger.settle(number, refused)
-                self._refusals.append((number, refused))
                 self.bought = plus(self.bought, _cost(refused, requests=0))
                 raise
             except ScoringError as error:

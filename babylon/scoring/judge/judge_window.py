@@ -101,7 +101,7 @@ async def judge_window(
         rejected += [loss for group in judgings for loss in group.rejected()]
         _require_majority(client.name, len(judged), rejected)
     except ScoringError:
-        await judge.forget_refusals()
+        await judge.forget_problems()
         raise
     known = [group for group in judgings if group.known]
     found = await asyncio.to_thread(lambda: [s for group in known for s in group.scores(trust)])
