@@ -469,22 +469,24 @@ def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
     return [escape(shorten(line, _MAX_LINE)) for line in lines]
 
 
-def fit_lines(lines: Sequence[str], limit: int, wanted: Sequence[str] = ()) -> str:
+def fit_lines(
+    lines: Sequence[str], limit: int, wanted: Sequence[str] = (), between: str = "\n"
+) -> str:
     """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
-    if count_tokens("\n".join(lines)) <= limit:
-        return "\n".join(lines)
+    if count_tokens(whole := between.join(lines)) <= limit:
+        return whole
     order = sorted(
         range(len(lines)), key=lambda i: (not any(word in lines[i] for word in wanted), i)
     )
     kept: set[int] = set()
     used = count_tokens(_left_out(len(lines)))
     for index in order:
-        used += count_tokens(lines[index] + "\n")
+        used += count_tokens(lines[index] + between)
         if used > limit:
             break
         kept.add(index)
     shown = [line for index, line in enumerate(lines) if index in kept]
-    return "\n".join([*shown, _left_out(len(lines) - len(shown))])
+    return between.join([*shown, _left_out(len(lines) - len(shown))])
 
 
 def _left_out(count: int) -> str:

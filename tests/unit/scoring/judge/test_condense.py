@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -231,3 +232,34 @@ def test_knowledge_that_only_one_has_is_told_of_that_one():
     assert truth.count("all m1: YES") == 1 and "mine" not in truth
     truth = own.split("</ground_truth>")[0]
     assert f"About {prompt.labels[1]}: mine x: 1" in truth
+
+
+def facts(of, count=200):
+    return {
+        "facts": {f"{of} market{n}": f"resolves YES because of event {n}" for n in range(count)}
+    }
+
+
+@pytest.mark.parametrize("odd", [None, facts("odd")])
+def test_what_one_does_not_know_is_still_told_once_for_all(odd):
+    group = [long_play() for _ in range(7)]
+    group = [replace(one, knowledge=facts("the")) for one in group]
+    group.append(replace(long_play(), knowledge=odd or {}))
+    sheet = prepare_group(group, GroundTruth(), config(context_tokens=32_000))
+    prompt = sheet.prompt(tuple(range(8 - sheet.block_size, 8)))
+    assert sum(count_tokens(message["content"]) for message in prompt.messages) <= 0.6 * 32_000
+    shared = prompt.data.split("<shown_to_all>")[0]
+    assert shared.count("the market77:") == 1 == prompt.data.count("the market77:")
+    assert prompt.data.count("CLOSE_PERP_POSITION | -> pnl=500.0") == sheet.block_size
+    assert ("odd market" in prompt.data) == (odd is not None)
+
+
+@pytest.mark.parametrize("list_size", [6, 4, 1])
+@pytest.mark.parametrize("context", [128_000, 32_000, 16_000, 8_000])
+def test_facts_that_each_has_alone_leave_room_for_what_it_did(context, list_size):
+    group = [replace(long_play(), knowledge=facts(f"m{n}")) for n in range(8)]
+    sheet = prepare_group(group, GroundTruth(), config(context_tokens=context, list_size=list_size))
+    prompt = sheet.prompt(tuple(range(sheet.block_size)))
+    assert sum(count_tokens(message["content"]) for message in prompt.messages) <= 0.6 * context
+    assert prompt.data.count("CLOSE_PERP_POSITION | -> pnl=500.0") == sheet.block_size
+    assert prompt.data.count("About ") == sheet.block_size
