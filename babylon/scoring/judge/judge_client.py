@@ -272,11 +272,14 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
         if not isinstance(text, str):
             raise _NoCompletionError
         usage = reply.usage  # some servers count nothing
+        asked = int((usage and usage.prompt_tokens) or 0)
+        asked = asked or sum(count_tokens(message["content"]) for message in messages)
         if usage is None:
-            asked = sum(count_tokens(message["content"]) for message in messages)
             written, thoughts, cached = count_tokens(text), 0, 0
         else:
-            asked, written = int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)
+            # Of thoughts, some servers count only the total.
+            written = int(usage.completion_tokens or count_tokens(text))
+            written = max(written, int(usage.total_tokens or 0) - asked)
             details = usage.completion_tokens_details
             thoughts = (details.reasoning_tokens if details else None) or 0
             of_prompt = usage.prompt_tokens_details
