@@ -8,7 +8,6 @@ as in ``openai/gpt-5-mini``; if the server does not know that name, the provider
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -34,6 +33,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from babylon.core.discretion import shown_url, told
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.processes import Service, supervised
+from babylon.scoring.judge.judgment import checkpoint_digest
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
@@ -351,7 +351,9 @@ async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
             raise ServingError(f"the judge's engine is not ready after {_READY_S:.0f} s")
         context = await _load(session, url, path)
         yield LocalJudge(
-            base_url=f"{url}/v1", name=f"{path.name}@{_fingerprint(path)}", context_tokens=context
+            base_url=f"{url}/v1",
+            name=f"{path.name}@{checkpoint_digest(path)}",
+            context_tokens=context,
         )
 
 
@@ -372,13 +374,6 @@ async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
             f"JUDGE_MODEL_PATH={str(path)!r} does not load: {answer['error']['message']}"
         )
     return int(answer["max_model_len"])
-
-
-def _fingerprint(path: Path) -> str:
-    """Return a hash of the files' names, sizes and times, because other files are another judge."""
-    stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
-    seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
 
 
 def _free_port() -> int:
