@@ -126,6 +126,7 @@ class CachedJudge:
         self._in_flight = 0
         self._settled = asyncio.Condition()
         self._useless = 0
+        self._silent = ""  # the last failure of a server that answers nothing
         self._tried: set[str] = set()  # prompts that had no usable reply when they were needed
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -305,7 +306,8 @@ class CachedJudge:
             elif attempt < self._retries:
                 await asyncio.sleep(wait_s)
         if failure.limited or not await self._server_answers(draft):
-            raise self._client.failure(str(failure))
+            self._silent = str(failure)
+            raise self._client.failure(self._silent)
         raise _FailedBlockError(
             LostItem(Reason.NO_JUDGMENT, f"the judge's server gives no answer: {failure}")
         )
@@ -335,6 +337,8 @@ class CachedJudge:
         """
         sent = replace(draft, key=f"{draft.key}/sent", problem=_UNANSWERED)
         async with self._client.turn:
+            if self._silent:  # the stage fails: no other block need wait as long for nothing
+                raise self._client.failure(self._silent)
             await self._wait(messages)
             entry = self._priced(sent, *_worst(messages, schema, limit))
             number = await self._enter(entry)

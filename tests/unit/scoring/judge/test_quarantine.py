@@ -199,6 +199,16 @@ async def test_a_server_that_is_down_fails_the_window_and_blames_no_trajectory()
     assert judge.requests <= 2 * 5 + 5
 
 
+async def test_a_server_that_is_down_is_probed_once_for_all_blocks():
+    async with (
+        LoopbackJudge(Mind(scale=SCALE, faults={"server_error": 1.0})) as judge,
+        JudgeClient(model="m", base_url=judge.base_url, concurrency=1) as client,
+    ):
+        with pytest.raises(ScoringError, match=r"judge m at .*500"):
+            await judge_all(client, ladder(24)[0], list_size=1)
+    assert judge.requests == 24 + 1
+
+
 MARKERS = (TRUTH, PROMPT, KEY, "KEYMARKER")
 
 
