@@ -135,7 +135,7 @@ class JudgeSettings(Group):
     concurrency: int = _env(8, "JUDGE_CONCURRENCY", ge=1, le=256)
     """Number of requests that are sent to the judge at a time."""
     timeout_s: float = _env(1800.0, "JUDGE_TIMEOUT_SECONDS", gt=0)
-    """Seconds within which a window must be judged."""
+    """Seconds within which each judge must judge a window."""
     request_timeout_s: float = _env(120.0, "JUDGE_REQUEST_TIMEOUT_SECONDS", gt=0)
     """Seconds within which the judge must answer one request."""
     retries: int = _env(6, "JUDGE_RETRIES", ge=0, le=100)

@@ -110,6 +110,7 @@ class TrainingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 # Only the judge reads ``game_json`` (the steps as the game wrote them), ``knowledge_json`` (ground
 # truth) and ``step_rewards_json`` (``quality.correctness.StepReward``, derived from ground truth).
+# Of the steps ``stages.words`` reads the ids of calls.
 TRAJECTORY_SCHEMA = pl.Schema(
     [
         ("trajectory_id", pl.String),

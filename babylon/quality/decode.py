@@ -20,6 +20,7 @@ from typing import Annotated, NoReturn, TypeVar
 import msgspec
 import orjson
 
+from babylon.core.errors import reason_of
 from babylon.core.llm_calls import LlmCall
 from babylon.core.text import is_deeper
 
@@ -58,6 +59,19 @@ class RejectedError(Exception):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+
+
+def rejected(error: Exception) -> RejectedError:
+    """Return the error as the rejection of the row whose check raised it.
+
+    Raises:
+        MemoryError: the machine lacks memory, so the row is not at fault.
+    """
+    if isinstance(error, MemoryError):
+        raise error
+    if isinstance(error, RejectedError):
+        return error
+    return RejectedError(Reason.MALFORMED_JSON, f"its check fails: {reason_of(error)}")
 
 
 PENDING = "pending"

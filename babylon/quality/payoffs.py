@@ -175,9 +175,9 @@ class _Book:
     def _closing(self, step: GameStep, market: str, size: float | None) -> None:
         """Close a share of every lot. The step has what that made more than to hold on."""
         lots = self.lots[market]
-        if not lots:  # opened in an earlier window
-            return self._realised(step)
         total = fsum(lot.size for lot in lots.values())
+        if not total > 0:  # opened in an earlier window, or closed down to nothing
+            return self._realised(step)
         share = min((size or total) / total, 1.0)
         for opened, lot in [*lots.items()]:
             made = _pnl(step) * lot.size / total

@@ -41,6 +41,7 @@ from babylon.quality.decode import (
     RejectedError,
     decode,
     is_deep,
+    rejected,
 )
 from babylon.quality.payoffs import payoffs
 from babylon.store.calls import RecordedCall
@@ -192,9 +193,10 @@ def check_row(row: GameRow, window: Window, quality: QualitySettings) -> Accepte
     """Accept the row, or reject it with a reason. Bad data raises no error."""
     try:
         return _accept(row, window, quality)
-    except RejectedError as error:
+    except Exception as error:  # whatever one row holds must not cost the others
+        found = rejected(error)
         return Rejection(
-            trajectory_id=row.trajectory_id, reason=error.reason, detail=error.detail[:MAX_DETAIL]
+            trajectory_id=row.trajectory_id, reason=found.reason, detail=found.detail[:MAX_DETAIL]
         )
 
 

@@ -7,14 +7,18 @@ another agent at the same step of the same scenario. Training rows hold none of 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import polars as pl
+
+from babylon.core.artifacts import iter_artifact
 from babylon.core.home import Home
 from babylon.core.learning_settings import Objective
 from babylon.core.llm_calls import tool_call_texts
 from babylon.core.preferences import DecisionWords
 from babylon.core.trajectories import Call, Payoff, TrainingRow, Trajectory, read_trajectories
-from babylon.core.types import Scored
+from babylon.core.types import Artifact, Scored
+from babylon.quality.decode import GameStep, decode
 from babylon.scoring.scorer import FALLBACK
 from babylon.store.connection import Store
 from babylon.store.feedback import known_feedback
@@ -35,11 +39,35 @@ async def words_for(
     said: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
     for one in await window_scores(store, window_id):
         said[one.trajectory_id, None] += [r for r in one.reasons if not r.startswith(FALLBACK)]
-    for given in await known_feedback(store, window_id, names):
+    known = await known_feedback(store, window_id, names)
+    about = {one.trajectory_id for one in known if one.call_id is not None}
+    steps = await asyncio.to_thread(_steps_of_calls, home, scored.artifact, about)
+    for given in known:
+        step = given.step
+        if step is None and given.call_id is not None:
+            step = steps.get((given.trajectory_id, given.call_id))
+            if step is None:  # it is about one decision, and nobody knows which
+                continue
         if text := given.comment or given.label:
-            said[given.trajectory_id, given.step].append(text)
+            said[given.trajectory_id, step].append(text)
     played = await asyncio.to_thread(read_trajectories, home, scored.artifact)
     return decision_words(rows, played, said)
+
+
+def _steps_of_calls(
+    home: Home, artifact: Artifact, trajectory_ids: Collection[str]
+) -> dict[tuple[str, str], int]:
+    """Return (trajectory id, call id) → number of the recorded step that names the call."""
+    if not trajectory_ids:
+        return {}
+    columns = ["trajectory_id", "game_json"]
+    return {
+        (name, str(call.call_id)): step.step_number
+        for frame in iter_artifact(home, artifact, columns)
+        for name, text in frame.filter(pl.col("trajectory_id").is_in(trajectory_ids)).iter_rows()
+        for step in decode(text, tuple[GameStep, ...], "stepsJson")
+        for call in step.llm_calls
+    }
 
 
 def decision_words(

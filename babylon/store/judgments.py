@@ -143,6 +143,14 @@ class StoredJudgments:
         )
         failpoint("judgment.after")
 
+    async def forget(self, keys: Collection[str]) -> None:
+        """Find no unusable reply by these keys any more. Its cost stays."""
+        await self._store.pool.execute(
+            "UPDATE babylon.judgments SET key = key || '/forgotten'"
+            " WHERE key = ANY($1) AND problem IS NOT NULL",
+            list(keys),
+        )
+
     async def _accounts(self, connection: Connection) -> Accounts:
         window = await connection.fetchrow(
             f"SELECT {_SPENT} FROM babylon.judgments WHERE window_id = $1", self._window_id

@@ -232,6 +232,21 @@ async def test_too_few_judged_agents_skip_the_window_with_the_reasons(store, set
             await score_window(store, asked, thinned)
 
 
+@pytest.mark.parametrize("refusal", ["error_400", "refusal"])
+async def test_what_a_judge_declined_is_asked_again_after_a_failed_stage(
+    store, settings, thinned, refusal
+):
+    async with judge_for(settings, refuses="a", refusal=refusal) as (judge, asked):
+        with pytest.raises(ScoringError, match="judge_refused"):
+            await score_window(store, asked, thinned)
+        cost = sum(row["prompt_tokens"] for row in await judgments(store))
+        judge.mind = replace(judge.mind, refuses="")
+        await score_window(store, asked, thinned)
+    declined = [row for row in await judgments(store) if row["problem"]]
+    assert {row["key"].partition("/")[2] for row in declined} == {"forgotten"}
+    assert sum(row["prompt_tokens"] for row in declined) == cost
+
+
 async def test_entries_at_the_same_time_never_exceed_the_budget_together(store):
     """Two windows, as two processes judge them."""
     budget = Budget(day=BudgetLimits(tokens=1000))

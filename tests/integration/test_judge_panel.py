@@ -70,6 +70,14 @@ async def test_two_judges_are_combined_and_a_third_that_fails_is_left_out(store,
     assert all(usd > 0 and usd == pytest.approx(expected) for usd, expected in paid.values())
 
 
+async def test_a_judge_that_hangs_costs_itself_and_not_the_window(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings) as (_, asked), judge_for(settings, delay_s=30) as (hangs, _):
+        asked = asked.replace(judge={"panel": f"slow@{hangs.base_url}", "timeout_s": 8.0})
+        scored = await score_window(store, asked, thinned)
+    metrics = scored_metrics(scored)
+    assert metrics["judge_panel"] == "loopback 1.00" and metrics["judge_panel_failed"] == 1
+
+
 async def test_a_panel_of_which_all_fail_is_an_error(store, settings, thinned):  # noqa: F811
     async with judge_for(settings, key="right") as (_, asked):
         asked = asked.replace(judge={"panel": "second", "api_key": "wrong", "retries": 0})

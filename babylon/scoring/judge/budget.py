@@ -6,6 +6,7 @@ work. The ledger checks the limits and enters the request in one step, so reques
 also of other processes, cannot exceed a limit together.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -94,3 +95,6 @@ class JudgeLedger(Protocol):
 
     async def settle(self, number: int, purchase: Purchase) -> None:
         """Replace an entry by what became of the request."""
+
+    async def forget(self, keys: Collection[str]) -> None:
+        """Find no unusable reply by these keys any more. Its cost stays."""

@@ -126,8 +126,8 @@ class CachedJudge:
         self._in_flight = 0
         self._settled = asyncio.Condition()
         self._useless = 0
-        self._tried: set[str] = set()
-        self._refusals: list[tuple[int, Purchase]] = []
+        self._silent = ""  # the last failure of a server that answers nothing
+        self._tried: set[str] = set()  # prompts that had no usable reply when they were needed
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def judge(
@@ -190,10 +190,9 @@ class CachedJudge:
                 )
         return plus(total, reserve)
 
-    async def forget_refusals(self) -> None:
-        """Let a later run ask again what the server refused, because the server is at fault."""
-        for number, purchase in self._refusals:
-            await self._ledger.settle(number, replace(purchase, key=f"{purchase.key}/refused"))
+    async def forget_problems(self) -> None:
+        """Let a later run ask again what had no usable reply, because the server is at fault."""
+        await self._ledger.forget(self._tried)
 
     async def _block(self, group: GroupPrompts, block: Block, repeat: int) -> Verdicts:
         loss: LostItem
@@ -223,13 +222,14 @@ class CachedJudge:
             known = await self._ledger.find(key)
             if known is not None and known.problem is None:
                 return known
+            tried = key in self._tried
+            self._tried.add(key)
             if known is not None:
                 loss = _remembered(known)
                 # A single trajectory without a usable reply is asked again in a later run.
                 later = len(block) == 1 and loss.reason == Reason.NO_JUDGMENT
-                if not later or key in self._tried:
+                if not later or tried:
                     raise _FailedBlockError(loss)
-            self._tried.add(key)
             return await self._buy(group, block, prompt, repeat)
 
     async def _buy(
@@ -306,7 +306,8 @@ class CachedJudge:
             elif attempt < self._retries:
                 await asyncio.sleep(wait_s)
         if failure.limited or not await self._server_answers(draft):
-            raise self._client.failure(str(failure))
+            self._silent = str(failure)
+            raise self._client.failure(self._silent)
         raise _FailedBlockError(
             LostItem(Reason.NO_JUDGMENT, f"the judge's server gives no answer: {failure}")
         )
@@ -336,6 +337,8 @@ class CachedJudge:
         """
         sent = replace(draft, key=f"{draft.key}/sent", problem=_UNANSWERED)
         async with self._client.turn:
+            if self._silent:  # the stage fails: no other block need wait as long for nothing
+                raise self._client.failure(self._silent)
             await self._wait(messages)
             entry = self._priced(sent, *_worst(messages, schema, limit))
             number = await self._enter(entry)
@@ -355,7 +358,6 @@ class CachedJudge:
                 paid = _count(messages) if isinstance(error, RequestRefusedError) else 0
                 refused = self._priced(replace(draft, problem=_loss(error).stored), paid, 0)
                 await self._ledger.settle(number, refused)
-                self._refusals.append((number, refused))
                 self.bought = plus(self.bought, _cost(refused, requests=0))
                 raise
             except ScoringError as error:

@@ -63,6 +63,7 @@ _LEVELS = (
     _Level(0, 0, 0, 0, 80),
 )
 _LEAST_SHARED = 24  # characters; a reference to a shorter line would save nothing
+_VERDICT = re.compile(r"\((right|wrong)\)", re.IGNORECASE)
 _REFERENCE = re.compile("\x01([0-9]+)\x02")  # ``escape`` removes both characters from all texts
 
 
@@ -112,13 +113,17 @@ NOTHING_SHARED = SharedLines()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
-    """The parts of one step's line. Steps with a smaller ``weight`` are kept first."""
+    """The parts of one step's line. Steps with a smaller ``weight`` are kept first.
+
+    ``result`` ends with the game's ``verdict`` on the trade, if it has one.
+    """
 
     number: int
     saw: tuple[str, ...]
     said: tuple[str, ...]
     did: str
     result: str
+    verdict: str
     action: str
     weight: tuple[float, ...]
 
@@ -130,28 +135,35 @@ class StepText:
     def body(self, level: _Level, shared: SharedLines) -> str:
         """Return the line without its number.
 
-        ``|`` inside a part is replaced, so that an agent's words cannot look like a result.
+        Its own marks are replaced inside a part (``_inert``), so that no text that an agent wrote
+        looks like a result or a verdict.
         """
         seen, words = (
             (level.quiet_seen, level.quiet_said) if self.quiet else (level.seen, level.said)
         )
         said = _cut(" / ".join(self.said), words).replace('"', "'")
-        parts = [f'"{said}"'] if said else []
-        parts += [_cut(self.did, level.done)]
-        parts += [f"-> {_cut(self.result, level.done)}"] if self.result else []
-        saw = self._saw(seen, shared)
-        return " | ".join([*saw, *(escape(part.replace("|", "¦")) for part in parts)])
+        parts = [_inert(f'"{said}"')] if said else []
+        parts += [_inert(_cut(self.did, level.done))]
+        if self.result:
+            told = "->" + _inert(f"-> {_cut(self.result, level.done)}")[2:]
+            parts += [told[: len(told) - len(self.verdict)] + self.verdict]
+        return " | ".join([*self._saw(seen, shared), *parts])
 
     def _saw(self, limit: int, shared: SharedLines) -> list[str]:
         kept: list[str] = []
         for line in self.saw if limit else ():
-            part = shared.reference(line) or escape(_cut(line, limit).replace("|", "¦"))
+            part = shared.reference(line) or _inert(_cut(line, limit))
             limit -= shared.cost(part)
             if limit < 0 and kept:
                 kept.append("…")
                 break
             kept.append(part)
         return [" / ".join(kept)] if kept else []
+
+
+def _inert(text: str) -> str:
+    """Escape a text, and replace the marks of parts, results and verdicts."""
+    return _VERDICT.sub(r"[\1]", escape(text).replace("|", "¦").replace("->", "-›"))
 
 
 def _cut(text: str, limit: int) -> str:
@@ -205,7 +217,7 @@ def shared_lines(group: Sequence[JudgedTrajectory], common: Iterable[Line] = ())
         if count > 1 and len(line) >= _LEAST_SHARED and line not in apart
     ]
     return SharedLines(
-        lines=tuple(escape(line.replace("|", "¦")) for line in found),
+        lines=tuple(map(_inert, found)),
         seen_by=tuple(counts[line] for line in found),
         _numbers={line: number for number, line in enumerate(found)},
     )
@@ -313,7 +325,7 @@ def _gap(steps: Sequence[StepText]) -> list[str]:
     if not steps:
         return []
     counts = Counter(step.action for step in steps).most_common(4)
-    what = ", ".join(f"{count} {escape(shorten(action, 24))}" for action, count in counts)
+    what = ", ".join(f"{count} {_inert(shorten(action, 24))}" for action, count in counts)
     return [f"[{len(steps)} steps left out: {what}]"]
 
 
@@ -350,7 +362,8 @@ def _step_text(
     told = outcome
     if isinstance(outcome, dict):  # ``executed=true`` only confirms the success
         told = {key: value for key, value in outcome.items() if value is not True}
-    result = " ".join(filter(None, [failed, _compact(told), _verdict(action)]))
+    verdict = _verdict(action)
+    result = " ".join(filter(None, [failed, _compact(told), verdict]))
     pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
     gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
@@ -359,6 +372,7 @@ def _step_text(
         said=tuple(dict.fromkeys([*(f"called {text}" for text in asked), *words])),
         did=f"{name} {parameters}".strip(),
         result=result,
+        verdict=verdict,
         action=name,
         weight=(float(name == "HOLD" or bool(failed)), -abs(gain)),
     )
@@ -469,22 +483,24 @@ def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
     return [escape(shorten(line, _MAX_LINE)) for line in lines]
 
 
-def fit_lines(lines: Sequence[str], limit: int, wanted: Sequence[str] = ()) -> str:
+def fit_lines(
+    lines: Sequence[str], limit: int, wanted: Sequence[str] = (), between: str = "\n"
+) -> str:
     """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
-    if count_tokens("\n".join(lines)) <= limit:
-        return "\n".join(lines)
+    if count_tokens(whole := between.join(lines)) <= limit:
+        return whole
     order = sorted(
         range(len(lines)), key=lambda i: (not any(word in lines[i] for word in wanted), i)
     )
     kept: set[int] = set()
     used = count_tokens(_left_out(len(lines)))
     for index in order:
-        used += count_tokens(lines[index] + "\n")
+        used += count_tokens(lines[index] + between)
         if used > limit:
             break
         kept.add(index)
     shown = [line for index, line in enumerate(lines) if index in kept]
-    return "\n".join([*shown, _left_out(len(lines) - len(shown))])
+    return between.join([*shown, _left_out(len(lines) - len(shown))])
 
 
 def _left_out(count: int) -> str:

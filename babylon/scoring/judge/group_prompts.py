@@ -2,11 +2,13 @@
 
 A prompt takes at most 60 % of the judge's context. Ground truth gets up to a quarter of it, lines
 shown to all agents up to another quarter, and the trajectories of a block share the rest evenly.
+Facts that few of them know take up to a quarter of a trajectory's part.
 
 Within that room, a trajectory's text takes about ``_SHARE`` of the tokens of its plain transcript,
 so that a judge who reads it several times costs about as much as one who reads the transcript once.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -95,14 +97,13 @@ def prepare_group(
     while common and count_tokens("\n".join(render_common(common))) > min(quarter, share):
         common = common[: len(common) // 2]
     shared, several = "\n".join(render_common(common)), shared_lines(group, common)
-    known = [knowledge_lines(judged) for judged in group]
-    shared_facts = [line for line in known[0] if all(line in lines for lines in known[1:])]
+    shared_facts, alone = _facts([knowledge_lines(judged) for judged in group])
     words = sorted({word for judged in group for word in _markets(judged)})
     outcomes = fit_lines([*truth_lines(truth), *shared_facts], quarter, words)
-    own = ["; ".join(line for line in lines if line not in shared_facts) for lines in known]
     first = group[0].trajectory
+    frame = [Shown(trajectory_id="", text="", own_truth="?")] if any(alone) else []
     bare = build_prompt(
-        _form(config), config.rubric, truth=outcomes, common=shared, shown=(), seed=""
+        _form(config), config.rubric, truth=outcomes, common=shared, shown=frame, seed=""
     )
     overhead = sum(count_tokens(message["content"]) for message in bare.messages)
     wanted = [max(round(_SHARE * tokens), _LEAST_WANTED) for tokens in plain]
@@ -112,9 +113,10 @@ def prepare_group(
     ]
     sizes = [count_tokens(several.whole(text)) for text in whole]
     # The block size comes first: with fewer trajectories in a prompt, each is cut less.
-    longest = max(sizes) + max(map(count_tokens, own)) + _TAGS
+    longest = max(sizes) + max(count_tokens("; ".join(lines)) for lines in alone) + _TAGS
     size = _block_size(config, longest, config.prompt_tokens - overhead)
     limit = (config.prompt_tokens - overhead) // size - _TAGS
+    own = [fit_lines(lines, limit // 4, words, "; ") for lines in alone]
     rooms = [max(limit - count_tokens(facts), 0) for facts in own]
     texts = [
         text if tokens <= room else condense(judged, common, room, shared=several)
@@ -162,6 +164,15 @@ def _unreadable(one: JudgedTrajectory, config: JudgeConfig) -> Rejection | None:
             detail=f"the judge's text of it cannot be written: {reason_of(error)}",
         )
     return None
+
+
+def _facts(known: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return the facts that most of the trajectories with any have, and the others of each."""
+    # Who knows nothing contradicts nobody, and a majority leaves no question two answers.
+    most = sum(map(bool, known)) / 2
+    counts = Counter(line for lines in known for line in dict.fromkeys(lines))
+    shared = [line for line, count in counts.items() if count > most]
+    return shared, [[line for line in lines if counts[line] <= most] for lines in known]
 
 
 def _form(config: JudgeConfig) -> Form:

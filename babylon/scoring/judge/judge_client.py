@@ -8,7 +8,6 @@ as in ``openai/gpt-5-mini``; if the server does not know that name, the provider
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 import re
@@ -34,6 +33,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 from babylon.core.discretion import shown_url, told
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.processes import Service, supervised
+from babylon.scoring.judge.judgment import checkpoint_digest
 from babylon.scoring.judge.prompt import Schema, count_tokens
 from babylon.store.judgments import Spent
 
@@ -272,11 +272,14 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
         if not isinstance(text, str):
             raise _NoCompletionError
         usage = reply.usage  # some servers count nothing
+        asked = int((usage and usage.prompt_tokens) or 0)
+        asked = asked or sum(count_tokens(message["content"]) for message in messages)
         if usage is None:
-            asked = sum(count_tokens(message["content"]) for message in messages)
             written, thoughts, cached = count_tokens(text), 0, 0
         else:
-            asked, written = int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0)
+            # Of thoughts, some servers count only the total.
+            written = int(usage.completion_tokens or count_tokens(text))
+            written = max(written, int(usage.total_tokens or 0) - asked)
             details = usage.completion_tokens_details
             thoughts = (details.reasoning_tokens if details else None) or 0
             of_prompt = usage.prompt_tokens_details
@@ -348,7 +351,9 @@ async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
             raise ServingError(f"the judge's engine is not ready after {_READY_S:.0f} s")
         context = await _load(session, url, path)
         yield LocalJudge(
-            base_url=f"{url}/v1", name=f"{path.name}@{_fingerprint(path)}", context_tokens=context
+            base_url=f"{url}/v1",
+            name=f"{path.name}@{checkpoint_digest(path)}",
+            context_tokens=context,
         )
 
 
@@ -369,13 +374,6 @@ async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
             f"JUDGE_MODEL_PATH={str(path)!r} does not load: {answer['error']['message']}"
         )
     return int(answer["max_model_len"])
-
-
-def _fingerprint(path: Path) -> str:
-    """Return a hash of the files' names, sizes and times, because other files are another judge."""
-    stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
-    seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
 
 
 def _free_port() -> int:

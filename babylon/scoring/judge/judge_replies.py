@@ -5,6 +5,7 @@ of it, and compares the replies of a prompt as a group of their own. Its opinion
 outcome of a reply that was never carried out is known, so nothing shows how far to trust them.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +22,12 @@ from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
 from babylon.scoring.judge.judge_window import judge_window
-from babylon.scoring.judge.judgment import JudgeConfig, JudgedTrajectory, load_rubric
+from babylon.scoring.judge.judgment import (
+    GroundTruth,
+    JudgeConfig,
+    JudgedTrajectory,
+    load_rubric,
+)
 from babylon.scoring.judge.pace import Pace
 from babylon.store.connection import Store
 from babylon.store.judgments import StoredJudgments
@@ -54,14 +60,7 @@ async def judge_replies(
         BudgetSpentError: the budget is spent; a later run tries again.
     """
     require_judge("PREFERENCE_VALUES=judge", judge)
-    judged, truth, _ = read_evidence(store.home, scored.artifact)
-    known = {one.trajectory.trajectory_id: one for one in judged}
-    group = [
-        as_play(known[point.trajectory_id], point, number, text)
-        for point, texts in zip(points, replies, strict=True)
-        if point.trajectory_id in known
-        for number, text in enumerate(texts)
-    ]
+    group, truth = await asyncio.to_thread(_plays, store.home, scored, points, replies)
     if not group:
         return [None] * len(points)
     config = JudgeConfig(
@@ -92,6 +91,21 @@ async def judge_replies(
         found = [scores[name] for name in names if name in scores]
         values.append(found if len(found) == len(texts) else None)
     return values
+
+
+def _plays(
+    home: Home, scored: Scored, points: Sequence[Point], replies: Sequence[Sequence[str]]
+) -> tuple[list[JudgedTrajectory], GroundTruth]:
+    """Return each reply as a play, and the window's outcomes. Blocking."""
+    judged, truth, _ = read_evidence(home, scored.artifact)
+    known = {one.trajectory.trajectory_id: one for one in judged}
+    plays = [
+        as_play(known[point.trajectory_id], point, number, text)
+        for point, texts in zip(points, replies, strict=True)
+        if point.trajectory_id in known
+        for number, text in enumerate(texts)
+    ]
+    return plays, truth
 
 
 def as_play(judged: JudgedTrajectory, point: Point, number: int, reply: str) -> JudgedTrajectory:

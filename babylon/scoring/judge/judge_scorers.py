@@ -72,20 +72,6 @@ async def ruler(
     """Return the judge's scores of lists of up to six trajectories, and what it cannot judge."""
     judge = context.settings.judge
     require_judge("ruler", judge)
-    try:
-        async with asyncio.timeout(judge.timeout_s):
-            return await _score_within_budget(trajectories, context)
-    except TimeoutError as error:
-        raise ScoringError(
-            f"window {context.window_id} was not judged within {judge.timeout_s:g} s"
-            " (JUDGE_TIMEOUT_SECONDS): the judgments so far are stored, run the window again"
-        ) from error
-
-
-async def _score_within_budget(
-    trajectories: Sequence[Trajectory], context: ScoringContext
-) -> list[Score | Rejection]:
-    judge = context.settings.judge
     model = judge.model or str(judge.model_path)
     try:
         judgments = await _judge(context, cheaper=False)
@@ -177,7 +163,20 @@ class _Work:
 
 
 async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
-    """Ask one judge, and store its opinions. If ``trusted``, its scores are posterior means."""
+    """Ask one judge within its time. If ``trusted``, its scores are posterior means."""
+    try:
+        async with asyncio.timeout(judge.timeout_s):
+            return await _ask_and_store(judge, work, trusted=trusted)
+    except TimeoutError as error:
+        raise ScoringError(
+            f"window {work.context.window_id} was not judged within {judge.timeout_s:g} s"
+            f" (JUDGE_TIMEOUT_SECONDS) by {judge.model or judge.model_path}: the judgments so far"
+            " are stored, run the window again"
+        ) from error
+
+
+async def _ask_and_store(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
+    """Ask one judge, and store its opinions."""
     context = work.context
     store, window_id = context.store, context.window_id
     log_file = context.settings.home.logs / "judge.log"

@@ -83,10 +83,15 @@ async def judge_window(
     ``trust`` turns the judge's opinions into scores. By default, opinions are the scores.
 
     Raises:
-        ScoringError: the judge fails, or judges no more than half of the trajectories. Bought
-            judgments are stored.
+        ScoringError: there is no trajectory, or the judge fails, or judges no more than half of
+            them. Bought judgments are stored.
         BudgetSpentError: one pass over the window does not fit into the budget.
     """
+    if not judged:
+        raise ScoringError(
+            f"judge {client.name} has nothing to judge: no trajectory of the window can be read;"
+            " correct how its rows are recorded, or choose another scorer"
+        )
     judge = CachedJudge(client, ledger, budget or Budget(), retries=retries, pace=pace)
     judgings, rejected = await asyncio.to_thread(_prepare, judged, truth, config)
     # Before anything is bought: half a pass would leave agents without a score.
@@ -101,7 +106,7 @@ async def judge_window(
         rejected += [loss for group in judgings for loss in group.rejected()]
         _require_majority(client.name, len(judged), rejected)
     except ScoringError:
-        await judge.forget_refusals()
+        await judge.forget_problems()
         raise
     known = [group for group in judgings if group.known]
     found = await asyncio.to_thread(lambda: [s for group in known for s in group.scores(trust)])

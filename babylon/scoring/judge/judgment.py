@@ -60,6 +60,13 @@ def load_rubric(name: str) -> Rubric:
     return Rubric(name=path.stem, text=text)
 
 
+def checkpoint_digest(path: Path) -> str:
+    """Return a hash of the files' names, sizes and times, because other files are another judge."""
+    stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
+    seen = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return hashlib.sha256("\n".join(seen).encode()).hexdigest()[:12]
+
+
 RecordedStep: TypeAlias = Mapping[str, Any]
 """A step's JSON as the game recorded it. Its writers differ, so readers look up each key."""
 

@@ -1,5 +1,8 @@
 """A ledger in memory, for judging without a database."""
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from babylon.scoring.judge.budget import Budget
 from babylon.store.judgments import Accounts, Purchase, Spent
 
@@ -27,3 +30,8 @@ class MemoryJudgments:
 
     async def settle(self, number: int, purchase: Purchase) -> None:
         self.entries[number] = purchase
+
+    async def forget(self, keys: Collection[str]) -> None:
+        for number, entry in enumerate(self.entries):
+            if entry.key in keys and entry.problem is not None:
+                self.entries[number] = replace(entry, key=f"{entry.key}/forgotten")

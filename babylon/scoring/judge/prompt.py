@@ -7,11 +7,11 @@
 
 The part that all prompts of a group share comes first, for the caches of providers.
 
-Text of agents and markets is data. ``escape`` replaces ``<``, so that the text cannot close a tag
-or write a chat template's token, and removes line breaks, so that it cannot start a line. It also
-removes every character that a reader cannot see, and replaces lone surrogates, which no request can
-carry. The replacement ``‹`` takes fewer tokens than an entity. Cuts are visible: ``shorten`` names
-the number of missing characters.
+Text of agents and markets is data. ``escape`` replaces ``<`` and the brackets of ``[INST]``, so
+that the text cannot close a tag or write a chat template's token. It removes line breaks, so that
+the text cannot start a line. It also removes every character that a reader cannot see, and replaces
+lone surrogates, which no request can carry. The replacement ``‹`` takes fewer tokens than an
+entity. Cuts are visible: ``shorten`` names the number of missing characters.
 """
 
 import hashlib
@@ -38,6 +38,9 @@ _UNSEEN = re.compile(
     r"[\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     r"\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e0fff]+"
+)
+_TEMPLATE = re.compile(  # of Llama 2 and Mistral; those of others begin with ``<``
+    r"\[(/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS))\]"
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PIECES = re.compile(r"[A-Za-z]{1,4}|[^\x00-\x7f]|\s+|[^\sA-Za-z]")
@@ -159,8 +162,8 @@ def repair_messages(prompt: Prompt, reply: str, problem: str) -> list[dict[str, 
 
 
 def escape(text: str) -> str:
-    """Return the text as one line in which no tag can begin."""
-    return one_line(text).replace("<", "‹")
+    """Return the text as one line in which no tag can begin, and no token of a chat template."""
+    return _TEMPLATE.sub(r"‹\1›", one_line(text).replace("<", "‹"))
 
 
 def one_line(text: str) -> str:

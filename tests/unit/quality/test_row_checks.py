@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from babylon.core.types import Rejection
+from babylon.quality import row_checks
 from babylon.quality.decode import Reason
 from babylon.quality.row_checks import Accepted, check_row
 from tests.unit.quality.rows import QUALITY, WINDOW, call, compact, real_rows, row, step, steps
@@ -231,3 +232,22 @@ def test_a_live_agents_lifetime_profit_is_not_this_windows():
     verdict = check_row(replace(game_row, steps_json=asked), WINDOW, quality)
     assert isinstance(verdict, Accepted)
     assert verdict.trajectory.pnl_usd == 0
+
+
+def test_an_error_that_only_one_row_causes_rejects_it_without_its_values(monkeypatch):
+    def fails(*arguments):
+        raise ValueError("the row's own secret")
+
+    monkeypatch.setattr(row_checks, "payoffs", fails)
+    verdict = check_row(row(), WINDOW, QUALITY)
+    assert isinstance(verdict, Rejection) and verdict.reason == Reason.MALFORMED_JSON
+    assert "ValueError at test_row_checks.py" in verdict.detail and "secret" not in verdict.detail
+
+
+def test_a_lack_of_memory_is_no_fault_of_a_row(monkeypatch):
+    def fails(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(row_checks, "payoffs", fails)
+    with pytest.raises(MemoryError):
+        check_row(row(), WINDOW, QUALITY)

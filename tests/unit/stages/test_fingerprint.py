@@ -1,6 +1,7 @@
 """The settings that decide the scores of a window, and those that do not."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,24 @@ def test_a_setting_that_changes_scores_changes_it(change: dict[str, object]) -> 
 )
 def test_a_setting_of_anything_else_does_not(change: dict[str, object]) -> None:
     assert fingerprint(**change) == fingerprint()
+
+
+def test_a_rubric_that_was_edited_changes_it(tmp_path: Path) -> None:
+    rubric = tmp_path / "mine.txt"
+    found = []
+    for text in ("Reward profit.", "Reward patience.", "Reward profit."):
+        rubric.write_text(text)
+        found.append(fingerprint(judge={"rubric": str(rubric)}))
+    assert found[0] == found[2] != found[1]
+
+
+@pytest.mark.parametrize("setting", ["model_path", "panel"])
+def test_a_checkpoint_that_was_replaced_changes_it(tmp_path: Path, setting: str) -> None:
+    found = []
+    for weights in ("one", "two, trained for longer"):
+        (tmp_path / "model.safetensors").write_text(weights)
+        found.append(fingerprint(judge={setting: str(tmp_path)}))
+    assert found[0] != found[1] == fingerprint(judge={setting: str(tmp_path)})
 
 
 def reads_settings(trajectories: Sequence[Trajectory], context: ScoringContext) -> list[float]:

@@ -1,12 +1,17 @@
 """The judge sees a reply as the last step of the play before it, and no outcome of it."""
 
+import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
+from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Call
+from babylon.scoring.judge import judge_replies as module
 from babylon.scoring.judge.condense import condense
 from babylon.scoring.judge.judge_replies import as_play
+from babylon.scoring.judge.judgment import GroundTruth
 from tests.judged import judged, step
 
 
@@ -38,3 +43,25 @@ def test_a_reply_takes_the_place_of_what_was_said_and_of_all_that_came_of_it(
     assert not any(word in text for word in ("RECORDED", "LATER", "0.90", "75"))
     assert shown.trajectory.trajectory_id == f"t-one#{numbers[1]}.3"
     assert shown.trajectory.scenario_id == f"t-one#{numbers[1]}"
+
+
+async def test_plays_are_read_and_cut_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop renews the lease of the window."""
+    threads: list[threading.Thread] = []
+
+    def read(*arguments: object) -> object:
+        threads.append(threading.current_thread())
+        return [judged("one", 75.0)], GroundTruth(), []
+
+    def cut(*arguments: object) -> object:
+        threads.append(threading.current_thread())
+        raise ArithmeticError("far enough")
+
+    monkeypatch.setattr(module, "read_evidence", read)
+    monkeypatch.setattr(module, "as_play", cut)
+    point = Decision("t-one", Call(step=0, messages=(), response="RECORDED"))
+    store, scored = SimpleNamespace(home=None), SimpleNamespace(artifact=None)
+    judge = JudgeSettings(model="m", base_url="http://127.0.0.1:9/v1")
+    with pytest.raises(ArithmeticError, match="far enough"):
+        await module.judge_replies(store, judge, scored, [point], [["a"]])
+    assert len(threads) == 2 and threading.main_thread() not in threads

@@ -276,3 +276,10 @@ async def test_cost_is_what_the_server_counted_times_the_price():
     assert judgments.tokens == judge.prompt_tokens + judge.completion_tokens
     expected = (2 * judge.prompt_tokens + 8 * judge.completion_tokens) / 1e6
     assert judgments.usd == pytest.approx(expected)
+
+
+async def test_a_window_of_which_nothing_can_be_read_is_an_error():
+    async with bench() as (judge, client):
+        with pytest.raises(ScoringError, match=r"judge loopback .*no trajectory.*can be read"):
+            await judge_all(client, [])
+    assert judge.requests == 0

@@ -4,6 +4,8 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
@@ -12,6 +14,7 @@ from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from babylon.scoring.judge.pace import Pace
+from babylon.scoring.judge.prompt import SCHEMAS
 from benchmarks.judge_faults import run_schedules
 from benchmarks.loopback_judge import LoopbackJudge, Mind
 from tests.judged import SCALE, config, kendall, ladder
@@ -55,6 +58,36 @@ async def test_a_request_is_charged_whether_its_answer_came_or_not():
     spent = (await ledger.spent()).window
     assert spent.tokens >= judge.tokens and spent.usd > 0
     assert [entry.problem for entry in ledger.entries][:2] == ["sent, and not answered"] * 2
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ((100, 20, 120), (100, 20)),
+        ((100, 20, 620), (100, 520)),  # thoughts beside the completion, as xAI counts them
+        ((100, 20, 0), (100, 20)),
+        ((0, 0, 0), (2, 1)),  # counted here
+        ((0, 20, 520), (2, 518)),
+    ],
+)
+async def test_tokens_outside_prompt_and_completion_are_charged_as_well(usage, tokens):
+    async def answer(request):
+        counts = dict(
+            zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage, strict=True)
+        )
+        message = {"role": "assistant", "content": "Good"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        frame = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+        return web.json_response({**frame, "choices": [choice], "usage": counts})
+
+    app = web.Application()
+    app.router.add_post("/chat/completions", answer)
+    async with (
+        TestServer(app) as server,
+        JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
+    ):
+        got = await client.ask([{"role": "user", "content": "Judge"}], SCHEMAS["one"], max_tokens=9)
+    assert (got.prompt_tokens, got.completion_tokens) == tokens
 
 
 async def test_a_request_that_never_left_costs_nothing():

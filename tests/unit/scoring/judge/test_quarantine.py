@@ -1,5 +1,6 @@
 """One trajectory that cannot be judged costs only itself, and no error says what it holds."""
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
 
@@ -8,6 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ScoringError
+from babylon.scoring.judge import judge_window as judge_module
 from babylon.scoring.judge.judge_client import JudgeClient, RetryLaterError
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
@@ -151,9 +153,10 @@ async def test_a_judge_that_is_never_usable_fails_before_it_costs_much():
     assert judge.requests < 60
 
 
-async def test_a_server_that_refused_everything_is_asked_again_when_it_is_repaired():
+@pytest.mark.parametrize("refusal", ["error_400", "refusal", "content_filter"])
+async def test_a_server_that_refused_everything_is_asked_again_when_it_is_repaired(refusal):
     ledger, (group, _) = MemoryJudgments(), ladder(8)
-    async with bench(refuses="trajectory", refusal="error_400") as (_, client):
+    async with bench(refuses="trajectory", refusal=refusal) as (_, client):
         with pytest.raises(ScoringError, match="8 judge_refused"):
             await judge_all(client, group, ledger=ledger)
     async with bench() as (_, client):
@@ -161,11 +164,49 @@ async def test_a_server_that_refused_everything_is_asked_again_when_it_is_repair
     assert (len(judgments.scores), judgments.rejected) == (8, ())
 
 
+async def test_refusals_of_a_run_that_died_are_forgotten_when_a_later_run_fails(monkeypatch):
+    def dies(*arguments):
+        raise asyncio.CancelledError
+
+    ledger, (group, _) = MemoryJudgments(), ladder(8)
+    async with bench(refuses="trajectory") as (_, client):
+        with monkeypatch.context() as patch, pytest.raises(asyncio.CancelledError):
+            patch.setattr(judge_module, "_require_majority", dies)
+            await judge_all(client, group, ledger=ledger)
+    async with bench() as (judge, client):
+        with pytest.raises(ScoringError, match="8 judge_refused"):
+            await judge_all(client, group, ledger=ledger)
+        assert not judge.requests
+        judgments = await judge_all(client, group, ledger=ledger)
+    assert (len(judgments.scores), judgments.rejected) == (8, ())
+
+
+@pytest.mark.parametrize("fault", ["malformed", "cut"])
+async def test_blocks_that_a_failed_stage_split_are_asked_whole_again(fault):
+    ledger, (group, _) = MemoryJudgments(), ladder(6)
+    async with bench(faults={fault: 1.0}) as (_, client):
+        with pytest.raises(ScoringError, match="6 no_judgment"):
+            await judge_all(client, group, ledger=ledger)
+    async with bench() as (judge, client):
+        await judge_all(client, group, ledger=ledger)
+    assert [prompt.count("<trajectory id=") for prompt in judge.prompts] == [6, 6]
+
+
 async def test_a_server_that_is_down_fails_the_window_and_blames_no_trajectory():
     async with bench(faults={"server_error": 1.0}) as (judge, client):
         with pytest.raises(ScoringError, match=r"judge loopback at .*500"):
             await judge_all(client, ladder(24)[0])
     assert judge.requests <= 2 * 5 + 5
+
+
+async def test_a_server_that_is_down_is_probed_once_for_all_blocks():
+    async with (
+        LoopbackJudge(Mind(scale=SCALE, faults={"server_error": 1.0})) as judge,
+        JudgeClient(model="m", base_url=judge.base_url, concurrency=1) as client,
+    ):
+        with pytest.raises(ScoringError, match=r"judge m at .*500"):
+            await judge_all(client, ladder(24)[0], list_size=1)
+    assert judge.requests == 24 + 1
 
 
 MARKERS = (TRUTH, PROMPT, KEY, "KEYMARKER")

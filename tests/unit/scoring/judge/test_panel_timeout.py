@@ -1,0 +1,37 @@
+"""A judge that hangs costs itself, and not the window."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from babylon.core.errors import ScoringError
+from babylon.core.home import Home
+from babylon.core.settings import JudgeSettings
+from babylon.scoring.judge import judge_scorers as module
+from babylon.scoring.judge.judgment import GroundTruth
+from tests.judged import config
+
+
+async def test_a_judge_that_hangs_fails_by_itself_after_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def hangs(*_: object, **__: object) -> AsyncIterator[None]:
+        await asyncio.sleep(600)
+        yield
+
+    monkeypatch.setattr(module, "open_judge", hangs)
+    settings = SimpleNamespace(home=Home(tmp_path))
+    context: Any = SimpleNamespace(store=None, window_id="w", settings=settings, metrics={})
+    work = module._Work(
+        context=context, judged=(), truth=GroundTruth(), config=config(), cheaper=False
+    )
+    members = [JudgeSettings(model="slow", timeout_s=0.05)] * 2
+    async with asyncio.timeout(30):
+        with pytest.raises(ScoringError, match=r"w was not judged within 0\.05 s.*by slow"):
+            await module._ask_all(members, work)
