@@ -225,8 +225,9 @@ def _later_context(place: str, step: AtifStep, extra: StepExtra) -> list[Message
         content = result.get("content") if isinstance(result, dict) else None
         if content is not None:
             said: Message = {"role": "user", "content": parts_text(place, content)}
-            if step.tool_calls:
-                said |= {"role": "tool", "tool_call_id": str(result.get("source_call_id"))}
+            answered = result.get("source_call_id")  # none: it is the environment's own
+            if step.tool_calls and answered is not None:
+                said |= {"role": "tool", "tool_call_id": str(answered)}
             messages.append(said)
     return messages
 
@@ -292,7 +293,9 @@ def write_atif(trace: Trace) -> JsonObject:
                 begin, said = len(steps) + 1, ()
             for message in prompt[len(said) :]:
                 text_only = isinstance(message.get("content"), str)
-                if steps and steps[-1].tool_calls and text_only and message.keys() == _RESULT:
+                # Steps before ``begin`` are no part of the prompt.
+                asked = len(steps) >= begin and steps[-1].tool_calls
+                if asked and text_only and message.keys() == _RESULT:
                     steps[-1] = _with_result(steps[-1], message)
                 else:
                     steps.append(_context(len(steps) + 1, message, step))

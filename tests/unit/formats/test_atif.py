@@ -183,6 +183,22 @@ def test_a_conversation_with_tools_comes_back_and_is_written_once() -> None:
     assert back.steps[0].tokens == one.steps[0].tokens
 
 
+def test_a_conversation_that_begins_with_a_tool_s_result_keeps_it() -> None:
+    first = call("hello", "", tool_calls=(tool_call("c1", "price", "{}"),))
+    answered = {"role": "tool", "tool_call_id": "c1", "content": "101.5"}
+    second = call("", "buy", messages=(answered, message("user", "and?")))
+    back = read(write_atif(trace(step(0, first), step(1, second))))
+    assert back.steps[1].calls[0].messages == second.messages
+
+
+def test_a_result_that_names_no_call_is_the_environment_s_text() -> None:
+    called = {"tool_call_id": "c1", "function_name": "sh", "arguments": {}}
+    asked = {"source": "agent", "message": "", "tool_calls": [called],
+             "observation": {"results": [{"content": "it rains"}]}}  # fmt: skip
+    one = read(atif(USER, asked, REPLY))
+    assert one.steps[1].calls[0].messages[-1] == message("user", "it rains")
+
+
 def test_subagents_are_trajectories_of_their_own() -> None:
     inner = atif(USER, {"source": "agent", "message": "inner"}, trajectory_id="b")
     outer = atif(USER, {"source": "agent", "message": "outer"}, trajectory_id="a",
