@@ -173,6 +173,9 @@ def _trace_step(step: Row | None, calls: list[Call]) -> TraceStep:
 
 
 def _tokens(call: Call) -> Tokens | None:
+    if call.untrainable:  # validation keeps no policy of such a call
+        version = call.policy_version or 0
+        return Tokens(policy_version=version, untrainable=call.untrainable, tools=call.tools)
     ids = (call.prompt_token_ids, call.completion_token_ids, call.logprobs)
     if None in ids or call.policy_version is None:
         return None

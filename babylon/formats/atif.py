@@ -82,9 +82,13 @@ class StepExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MetricsExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``metrics.extra.babylon``: the policy that sampled the tokens."""
+    """``metrics.extra.babylon``: the policy that sampled the tokens.
+
+    ``untrainable``: why the reply must not be trained on; such a reply has no tokens.
+    """
 
     policy_version: int | None = None
+    untrainable: str | None = None
     route_version: int = 0
     finish_reason: str = "stop"
     seed: int | None = None
@@ -225,8 +229,9 @@ def _later_context(place: str, step: AtifStep, extra: StepExtra) -> list[Message
         content = result.get("content") if isinstance(result, dict) else None
         if content is not None:
             said: Message = {"role": "user", "content": parts_text(place, content)}
-            if step.tool_calls:
-                said |= {"role": "tool", "tool_call_id": str(result.get("source_call_id"))}
+            answered = result.get("source_call_id")  # none: it is the environment's own
+            if step.tool_calls and answered is not None:
+                said |= {"role": "tool", "tool_call_id": str(answered)}
             messages.append(said)
     return messages
 
@@ -267,9 +272,15 @@ def _tool_calls(step: AtifStep) -> tuple[JsonObject, ...]:
 
 
 def _tokens(place: str, metrics: AtifMetrics) -> Tokens | None:
-    """Return the exact tokens if ids, logprobs and policy version are all known."""
+    """Return the exact tokens if ids, logprobs and policy version are all known.
+
+    For a reply that must not be trained on, return the reason without tokens.
+    """
     ids = (metrics.prompt_token_ids, metrics.completion_token_ids, metrics.logprobs)
     extra = convert(place, (metrics.extra or {}).get(OURS, {}), MetricsExtra)
+    if extra.untrainable is not None:
+        known = replace(extra, policy_version=extra.policy_version or 0)
+        return Tokens(**fields_of(known, Tokens))
     if extra.policy_version is None or None in ids:
         return None
     tokens = Tokens(**fields_of(metrics, Tokens), **fields_of(extra, Tokens))
@@ -292,7 +303,9 @@ def write_atif(trace: Trace) -> JsonObject:
                 begin, said = len(steps) + 1, ()
             for message in prompt[len(said) :]:
                 text_only = isinstance(message.get("content"), str)
-                if steps and steps[-1].tool_calls and text_only and message.keys() == _RESULT:
+                # Steps before ``begin`` are no part of the prompt.
+                asked = len(steps) >= begin and steps[-1].tool_calls
+                if asked and text_only and message.keys() == _RESULT:
                     steps[-1] = _with_result(steps[-1], message)
                 else:
                     steps.append(_context(len(steps) + 1, message, step))
@@ -394,13 +407,16 @@ def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:
 
 
 def _metrics(call: LlmCall, tokens: Tokens | None) -> AtifMetrics | None:
+    counts = AtifMetrics(**fields_of(call, AtifMetrics))
     if tokens is None:
-        counts = AtifMetrics(**fields_of(call, AtifMetrics))
         return None if counts == AtifMetrics() else counts
+    extra = _ours(MetricsExtra(**fields_of(tokens, MetricsExtra)))
+    if tokens.untrainable is not None:
+        return replace(counts, extra=extra)
     return AtifMetrics(
         prompt_tokens=len(tokens.prompt_token_ids),
         completion_tokens=len(tokens.completion_token_ids),
-        extra=_ours(MetricsExtra(**fields_of(tokens, MetricsExtra))),
+        extra=extra,
         **fields_of(tokens, AtifMetrics),
     )
 

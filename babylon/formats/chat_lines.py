@@ -51,10 +51,13 @@ class ChatMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def write_chat(trace: Trace) -> Iterator[JsonObject]:
-    """Yield one line for each call of the policy. Evaluation calls are not the policy's."""
+    """Yield one line for each call of the policy, because every line is learnt from.
+
+    Left out are calls for evaluation, and replies that must not be trained on.
+    """
     for number, step in enumerate(trace.steps):
-        for call in step.calls:
-            if call.purpose != "evaluation":
+        for index, call in enumerate(step.calls):
+            if call.purpose != "evaluation" and step.untrainable(index) is None:
                 yield _line(trace, number, step, call)
 
 

@@ -34,6 +34,7 @@ from babylon.quality.decode import without_unread
 from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
+from babylon.store.published import read_withheld
 from babylon.store.session import in_batches
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,17 @@ async def export_traces(store: Store, window: Window, format: Written, path: Pat
         DatabaseError: the file exists already.
     """
     await _require_trajectories(store, window)
-    lines = 0
+    lines = forced = 0
     with open_new(path) as file:
         async for trace in read_window_traces(store, window):
+            forced += sum(
+                one.untrainable is not None for step in trace.steps for one in step.tokens.values()
+            )
             for document in _WRITERS[format](trace):
                 file.write(msgspec.json.encode(document).decode() + "\n")
                 lines += 1
+    if forced and format is Written.CHAT:
+        log.warning("left out: %d replies that were not sampled from the policy alone", forced)
     return lines
 
 
@@ -146,8 +152,10 @@ def open_new(path: Path) -> Iterator[TextIO]:
 async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trace]:
     """Yield every trajectory of the window with its calls, and their tokens if recorded.
 
-    A row that is not the game's is named in the log and left out, as validation rejects it.
+    Trajectories and agents that were taken down are left out, as in the dataset. A row that
+    is not the game's is named in the log and left out, as validation rejects it.
     """
+    withheld = await read_withheld(store)
     async with (
         store.game.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
@@ -161,6 +169,8 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 calls = await _by_trajectory(own, _CALLS, ids)
             for record in records:
                 name = record["trajectoryId"]
+                if withheld.covers(record["agentId"], name):
+                    continue
                 try:
                     trace = _trace(record, logs[name], calls[name])
                 except _MALFORMED as error:  # it must not hold up the other trajectories
@@ -175,8 +185,9 @@ _LOGS = """
     FROM llm_call_logs WHERE "trajectoryId" = ANY($1::text[])
 """
 _CALLS = """
-    SELECT * FROM babylon.calls WHERE trajectory_id = ANY($1::text[]) AND trainable
-        AND NOT logprobs && '{NaN,Infinity,-Infinity}'
+    SELECT *, CASE WHEN NOT trainable OR logprobs && '{NaN,Infinity,-Infinity}'
+        THEN coalesce(untrainable_reason, 'a logprob is not finite') END AS untrainable
+    FROM babylon.calls WHERE trajectory_id = ANY($1::text[])
     ORDER BY started_at, call_id COLLATE "C"
 """
 
@@ -266,12 +277,17 @@ def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
 
 
 def _tokens(asked: LlmCall, waiting: list[asyncpg.Record]) -> Tokens | None:
-    """Take the gateway row of a call off ``waiting``: by its id, else the first that is equal."""
+    """Take the gateway row of a call off ``waiting``: by its id, else the first that is equal.
+
+    Of a reply that must not be trained on, only the reason is kept.
+    """
     named = [call for call in waiting if call["call_id"] == asked.call_id]
     found = named or [call for call in waiting if _is_equal(call, asked)]
     if not found:
         return None
     waiting.remove(found[0])
+    if (reason := found[0]["untrainable"]) is not None:
+        return Tokens(policy_version=found[0]["policy_version"], untrainable=reason)
     tools = msgspec.json.decode(found[0]["parameters"]).get("tools") or ()
     return msgspec.convert({**found[0], "tools": tools}, Tokens)
 

@@ -19,6 +19,8 @@ _TEXT = ("text", "input_text", "output_text")
 _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "tool_use", "function_call")
 _RESULT = ("tool_call_response", "tool_result")
+_IMAGE = ("image", "image_url", "input_image", "document")
+_INSTRUCTIONS = ("system", "instructions", "system_instruction")  # beside the messages
 _HOLDS = {"choices", "generations", "messages", "prompts", "parts", "kwargs"}
 _WRAPS = ("message", "output", "completion", "input", "prompt", "content", "text")
 _KINDS = (*_TEXT, *_REASONING, *_CALL, *_RESULT, *_ROLES, *ROLES)
@@ -47,8 +49,14 @@ def messages_of(place: str, item: object, role: str | None = None) -> list[Messa
     content = fields["parts"] if "parts" in fields else fields.get("content")
     parts = _parts(place, content)
     texts = [_text(place, part) for part in parts if part.get("type") in _TEXT]
-    calls = [*_own_calls(place, fields), *(part for part in parts if part.get("type") in _CALL)]
-    results = [_result(part) for part in parts if part.get("type") in _RESULT]
+    calls = _own_calls(place, fields)
+    ids = {str(call["id"]) for call in calls if call.get("id")}
+    calls += [  # LangChain keeps a call of Anthropic in the content and beside it
+        part
+        for part in parts
+        if part.get("type") in _CALL and not ids & {str(part.get("id")), str(part.get("call_id"))}
+    ]
+    results = [_result(place, part) for part in parts if part.get("type") in _RESULT]
     message: Message = {"role": str(known), "content": "".join(texts) if texts else None}
     if calls:
         message["tool_calls"] = [tool_call(place, n, call) for n, call in enumerate(calls)]
@@ -107,9 +115,11 @@ def _text(place: str, part: JsonObject) -> str:
 
 def _thoughts(place: str, fields: JsonObject, parts: Iterable[JsonObject]) -> str:
     """Return the reasoning of a message, empty if it has none or an encrypted one."""
-    for name in ("reasoning", "reasoning_content"):
-        if isinstance(own := fields.get(name), str):
-            return own
+    more = fields.get("additional_kwargs")  # LangChain keeps DeepSeek's there
+    for owner in (fields, more if isinstance(more, dict) else {}):
+        for name in ("reasoning", "reasoning_content"):
+            if isinstance(own := owner.get(name), str) and own:
+                return own
     names = ("content", "text", "thinking", "reasoning")
     found = [
         next((part[name] for name in names if isinstance(part.get(name), str)), "")
@@ -150,8 +160,15 @@ def tool_call(place: str, number: int, raw: Mapping[str, object]) -> JsonObject:
     }
 
 
-def _result(part: JsonObject) -> Message:
+def _result(place: str, part: JsonObject) -> Message:
+    """Return a tool's result. Blocks of text become their text; any other value stays JSON."""
     answer = next((part[key] for key in ("response", "result", "content") if key in part), "")
+    blocks = answer if isinstance(answer, list) else []
+    kinds = [one.get("type") if isinstance(one, dict) else None for one in blocks]
+    if image := next((kind for kind in kinds if kind in _IMAGE), None):
+        raise ImportFileError(f"{place}: a part of type {image!r} is not text")
+    if kinds and all(kind in _TEXT for kind in kinds):
+        answer = "".join(_text(place, one) for one in blocks)
     answered = part.get("id") or part.get("tool_use_id")
     named = {"tool_call_id": str(answered)} if answered else {}
     return {"role": "tool", "content": as_text(answer), **named}
@@ -182,7 +199,7 @@ def prompt_of(place: str, value: object) -> list[Message]:
     if isinstance(value, dict):
         names = ("messages", "prompts", "prompt", "input")
         if (found := next((value[name] for name in names if value.get(name)), None)) is not None:
-            return prompt_of(place, found)
+            return _instructed(place, value, prompt_of(place, found))
         value = [value]
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
@@ -197,6 +214,15 @@ def prompt_of(place: str, value: object) -> list[Message]:
             for message in messages_of(f"{place}: message {index}", item)
         ]
     raise ImportFileError(f"{place}: no input was recorded: record content in the traced program")
+
+
+def _instructed(place: str, record: JsonObject, prompt: list[Message]) -> list[Message]:
+    """Return the prompt behind the system's text that stands beside its messages."""
+    told = next((record[name] for name in _INSTRUCTIONS if record.get(name)), None)
+    if told is None or prompt[0]["role"] == "system":
+        return prompt
+    fields = told if isinstance(told, dict) else {"content": told}
+    return [*messages_of(place, {**fields, "role": "system"}), *prompt]
 
 
 def reply_of(place: str, value: object) -> Message:

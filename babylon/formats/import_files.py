@@ -156,8 +156,9 @@ async def import_files(
 ) -> dict[str, int]:
     """Import all files in one transaction, and return the number of new rows by table.
 
-    Items of a trace file that cannot be read are named in the log and left out; ``left_out`` counts
-    them. A file of the game's rows is imported whole or not at all.
+    Items of a trace file that cannot be read are named in the log and left out, and so are
+    trajectories with calls that the stored one of the same id lacks; ``left_out`` counts them. A
+    file of the game's rows is imported whole or not at all.
 
     ``format`` applies to every file; by default each file's format is guessed. ``window`` and
     ``agent_id`` apply to traces that name none. ``minutes`` is the length of windows. An import
@@ -185,7 +186,9 @@ async def import_files(
                 await _stage_game(staging, path)
             else:
                 left_out += await _stage_traces(staging, path, kind, traces)
-        added = await staging.insert()
+        others = LeftOut()
+        added = await staging.insert(others)
+        left_out += others.count
         return {**added, "left_out": left_out} if left_out else added
     except ImportFileError:  # the file must change, so that nothing of it can be resumed
         await staging.forget()

@@ -61,7 +61,9 @@ def read_langsmith(
     Raises:
         ImportFileError: a call cannot be read, unless ``leave_out`` goes on.
     """
-    runs = [run for document in documents for run in _runs(document)]
+    # A run may be listed, and stand inside its parent too.
+    known = {run.text("id") or run.place: run for doc in documents for run in _runs(doc)}
+    runs = [*known.values()]
     calls = [run for run in runs if run.value.get("run_type") == "llm"]
     roots = {run.trace: run for run in runs if not run.value.get("parent_run_id")}
     captured = []

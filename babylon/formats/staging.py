@@ -9,18 +9,21 @@ chunk. Memory holds one chunk.
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import msgspec
 
 from babylon.core.errors import DatabaseError
-from babylon.formats.trace import Document, ImportFileError
+from babylon.formats.trace import Document, ImportFileError, LeaveOut, refuse
 from babylon.store.connection import Connection, Store, affected, one_line
 from babylon.store.copy_text import copy_array, copy_text, copy_value
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_ROWS = 5_000
+_COMPARED = 100  # trajectories at a time
 _INSERT_S = 3600.0  # a million rows take minutes, more than a query may
 _PLACE = "import_place"  # column of a staging table: file and line
 _LINE = re.compile(r", line (\d+)")
@@ -93,11 +96,12 @@ class Staging:
                 for table, rows in chunk.items():
                     await self._copy(connection, table, rows)
 
-    async def insert(self) -> dict[str, int]:
+    async def insert(self, leave_out: LeaveOut = refuse) -> dict[str, int]:
         """Insert the staged rows and drop the staging tables; return the new rows by table.
 
         Raises:
-            ImportFileError: a trajectory names an unknown agent.
+            ImportFileError: a trajectory names an unknown agent; or one of its id is stored, and
+                lacks calls of it, unless ``leave_out`` goes on.
         """
         added: dict[str, int] = {}
         async with self.store.pool.acquire() as connection, connection.transaction():
@@ -115,6 +119,8 @@ class Staging:
                     timeout=_INSERT_S,
                 )
                 added[table] = affected(status)
+                if table == "trajectories":
+                    await self._leave_out_others(connection, leave_out)
             await _drop(connection, [self.import_id])
         return added
 
@@ -175,6 +181,48 @@ class Staging:
                 " same command (`babylon db import users.jsonl trajectories.jsonl`)"
             )
 
+    async def _leave_out_others(self, connection: Connection, leave_out: LeaveOut) -> None:
+        """Leave out trajectories with calls that the stored one of the same id does not have."""
+        both = f'{self._staging("trajectories")} s JOIN trajectories t USING ("trajectoryId")'
+        differing = await connection.fetch(
+            f'SELECT s.ctid::text FROM {both} WHERE s."stepsJson" <> t."stepsJson"',
+            timeout=_INSERT_S,
+        )
+        left: list[tuple[str, str]] = []
+        for start in range(0, len(differing), _COMPARED):
+            rows = await connection.fetch(
+                f'SELECT s.{_PLACE}, "trajectoryId", s."stepsJson", t."stepsJson" FROM {both}'
+                " WHERE s.ctid = ANY($1::text[]::tid[]) ORDER BY s.ctid",
+                [row[0] for row in differing[start : start + _COMPARED]],
+            )
+            for place, name, staged, stored in rows:
+                if _replies(staged) - _replies(stored):
+                    left.append((place, name))
+                    leave_out(
+                        ImportFileError(
+                            f"{place}: trajectory {name!r} is stored already, with other calls:"
+                            " keep its records in one file, and import them once it has ended"
+                        )
+                    )
+        if left:
+            await self._forget_parts(connection, left)
+
+    async def _forget_parts(
+        self, connection: Connection, trajectories: Sequence[tuple[str, str]]
+    ) -> None:
+        """Delete staged logs and tokens of these trajectories, each a place and an id.
+
+        They would join the calls of the stored trajectory.
+        """
+        for table, name in (("llm_call_logs", "trajectoryId"), ("babylon.calls", "trajectory_id")):
+            if await self._is_staged(connection, table):
+                await connection.execute(
+                    f'DELETE FROM {self._staging(table)} WHERE ({_PLACE}, "{name}") IN'
+                    " (SELECT * FROM unnest($1::text[], $2::text[]))",
+                    *zip(*trajectories, strict=True),
+                    timeout=_INSERT_S,
+                )
+
     async def _is_staged(self, connection: Connection, table: str) -> bool:
         name = f"babylon.{self._name(table)}"
         return await connection.fetchval("SELECT to_regclass($1)", name) is not None
@@ -184,6 +232,17 @@ class Staging:
 
     def _staging(self, table: str) -> str:
         return f"babylon.{self._name(table)}"
+
+
+def _replies(steps: str) -> set[tuple[object, object]]:
+    """Return time and text of every reply. Steps that are not the game's have none."""
+    with suppress(msgspec.DecodeError, RecursionError, AttributeError, KeyError, TypeError):
+        return {
+            (step["timestamp"], call.get("response") or "")
+            for step in msgspec.json.decode(steps)
+            for call in step.get("llmCalls", ())
+        }
+    return set()
 
 
 def chunks_of(table: str, rows: Iterable[Document]) -> Iterator[Rows]:

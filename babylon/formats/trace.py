@@ -154,13 +154,14 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The exact tokens of a call, and the policy that sampled them. ``tools`` are in the prompt.
 
     ``logprobs`` ``[T]``: natural logarithms under the sampled distribution, one for each of the T
-    completion tokens.
+    completion tokens. ``untrainable``: why the reply must not be trained on; it has no tokens then.
     """
 
-    prompt_token_ids: tuple[int, ...]
-    completion_token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    prompt_token_ids: tuple[int, ...] = ()
+    completion_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
     policy_version: int
+    untrainable: str | None = None
     route_version: int = 0
     finish_reason: str = "stop"
     seed: int | None = None
@@ -170,8 +171,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TraceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One observation, its calls, and the action. ``at`` is None if the trace gives no time.
 
-    ``tokens`` maps the position of a call to its exact tokens; the trainer retokenizes the other
-    calls. ``action`` and ``state`` have the game's own keys.
+    ``tokens`` maps the position of a call to its exact tokens, or to the reason why it must not be
+    trained on; the trainer retokenizes the other calls. ``action`` and ``state`` have the game's
+    own keys.
     """
 
     calls: tuple[LlmCall, ...]
@@ -180,6 +182,11 @@ class TraceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     action: JsonObject = msgspec.field(default_factory=unknown_action)
     state: JsonObject = {}
     reward: float = 0.0
+
+    def untrainable(self, index: int) -> str | None:
+        """Return why the reply at this position must not be trained on, None if it may be."""
+        known = self.tokens.get(index)
+        return None if known is None else known.untrainable
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -62,9 +62,10 @@ def training_rows_of(traces: Iterable[Trace]) -> list[TrainingRow]:
                     messages=call.prompt,
                     response=call.response or "",
                     tool_calls=call.tool_calls or (),
+                    untrainable=step.untrainable(index),
                 )
                 for number, step in enumerate(trace.steps)
-                for call in step.calls
+                for index, call in enumerate(step.calls)
                 if call.purpose != "evaluation"
             ),
         )
@@ -197,8 +198,8 @@ def _recorded(
         max_tokens=call.max_tokens,
         seed=tokens.seed,
         finish_reason=tokens.finish_reason,
-        trainable=True,
-        untrainable_reason=None,
+        trainable=tokens.untrainable is None,
+        untrainable_reason=tokens.untrainable,
         started_at=moment,
         latency_ms=call.latency_ms or 0,
     )

@@ -21,6 +21,7 @@ from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store
+from babylon.store.published import withhold
 from tests.conftest import CAPTURED
 from tests.integration.game import WINDOW as REAL
 from tests.integration.game import insert_real_window
@@ -74,6 +75,86 @@ async def test_a_window_comes_back_unchanged(store: Store, tmp_path: Path, forma
     await import_files(store, [first])
     await export_traces(store, WINDOW, format, second)
     assert lines_of(first) == lines_of(second)
+
+
+async def test_replies_that_must_not_be_trained_on_stay_so_and_are_no_targets(
+    store: Store, settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
+    forced = "UPDATE babylon.calls SET trainable = false, untrainable_reason = 'prefilled'"
+    await store.pool.execute(f"{forced} WHERE step_number = 1")
+    endless = "UPDATE babylon.calls SET logprobs = '{-Infinity,-1}' WHERE step_number = 2"
+    await store.pool.execute(endless)
+    assert await export_traces(store, WINDOW, Written.CHAT, tmp_path / "sft.jsonl") == 3
+    assert "left out: 2 replies that were not sampled from the policy alone" in caplog.text
+    said = [line["messages"][1]["content"] for line in lines_of(tmp_path / "sft.jsonl")]
+    assert said == ["tick 0", "tick 3", "tick 4"]
+    await export_traces(store, WINDOW, Written.ATIF, tmp_path / "a.jsonl")
+    await store.pool.execute("TRUNCATE trajectories, llm_call_logs, babylon.calls")
+    await import_files(store, [tmp_path / "a.jsonl"])
+    query = "SELECT untrainable_reason FROM babylon.calls ORDER BY step_number"
+    reasons = [row[0] for row in await store.pool.fetch(query)]
+    assert reasons == ["prefilled", "a logprob is not finite", None, None]
+    await export_traces(store, WINDOW, Written.ATIF, tmp_path / "b.jsonl")
+    assert lines_of(tmp_path / "a.jsonl") == lines_of(tmp_path / "b.jsonl")
+    from babylon.store.windows import claim_window
+
+    windows = settings.windows.model_copy(update={"min_agents": 1})  # below the limit of settings
+    one = settings.model_copy(update={"windows": windows})
+    held = await claim_window(store, WINDOW, owner="test", lease_s=60)
+    collected = await collect_window(store, one.home, held, WINDOW)
+    validated = await validate_window(store, one, collected)
+    (trajectory,) = read_trajectories(settings.home, validated.artifact)
+    told = [call.untrainable for call in trajectory.calls]
+    assert told == [None, "prefilled", "a logprob is not finite", None, None]
+
+
+@pytest.mark.parametrize("format", [Written.ATIF, Written.CHAT])
+async def test_what_was_taken_down_is_not_written(
+    store: Store, tmp_path: Path, format: Written
+) -> None:
+    traces = [a_trace(), a_trace("t2"), a_trace("t3", agent_id="gone")]
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", *map(write_atif, traces))])
+    await withhold(store, "trajectory", "t2", "asked")
+    await withhold(store, "agent", "gone", "asked")
+    await export_traces(store, WINDOW, format, tmp_path / "out")
+    text = (tmp_path / "out").read_text()
+    assert '"t1"' in text and '"t2"' not in text and "gone" not in text
+
+
+def _generation(number: int) -> dict[str, Any]:
+    return {
+        "id": f"g{number}", "traceId": f"t{number}", "sessionId": "s", "type": "GENERATION",
+        "startTime": f"2025-11-14T12:00:0{number}Z", "input": "hi", "output": "hello",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_session_over_two_files_is_left_out_whole_and_named(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, together: bool
+) -> None:
+    first = write_lines(tmp_path / "1.jsonl", *map(_generation, (0, 1)))
+    second = write_lines(tmp_path / "2.jsonl", *map(_generation, (2, 3, 4)))
+    if not together:
+        assert "left_out" not in await import_files(store, [first])
+    added = await import_files(store, [first, second])
+    assert added["left_out"] == 1
+    assert (
+        f"left out: {second}:1: trajectory 's' is stored already, with other calls" in caplog.text
+    )
+    assert await counts(store) == [1, 2, 0]  # no log without its trajectory
+    caplog.clear()
+    part = write_lines(tmp_path / "3.jsonl", _generation(1))
+    assert "left_out" not in await import_files(store, [first, part])  # nothing of it is lost
+
+
+async def test_tokens_of_a_trajectory_that_is_left_out_are_left_out_too(
+    store: Store, tmp_path: Path
+) -> None:
+    longer = [step(i, call(f"other {i}", "x"), tokens={0: tokens()}) for i in range(7)]
+    rows = [write_atif(a_trace()), write_atif(trace(*longer))]
+    added = await import_files(store, [write_lines(tmp_path / "in.jsonl", *rows)])
+    assert (added["left_out"], await counts(store)) == (1, [1, 5, 4])
 
 
 async def test_game_rows_keep_all_columns(store: Store, settings: Settings, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_atif_comes_back_with_its_tokens() -> None:
     assert trace.steps[0].tokens[0].logprobs == (-0.5, -0.25)
     assert trace.steps[0].action["parameters"] == {"n": 1}
     assert trace.steps[0].action["error"] == "no funds"
+    assert trace.steps[1].tokens[0].untrainable == "prefilled"
 
 
 def test_a_file_that_holds_no_trajectories_is_named(tmp_path: Path) -> None:

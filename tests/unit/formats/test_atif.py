@@ -9,9 +9,11 @@ import pytest
 
 from babylon.core.llm_calls import Message
 from babylon.formats.atif import read_atif, write_atif
-from babylon.formats.trace import ImportFileError, Trace
+from babylon.formats.trace import ImportFileError, Tokens, Trace
+from babylon.formats.trace_rows import trace_rows, training_rows_of
 from tests.conftest import CAPTURED
 from tests.unit.formats.traces import (
+    NOON,
     SYSTEM,
     call,
     document,
@@ -181,6 +183,34 @@ def test_a_conversation_with_tools_comes_back_and_is_written_once() -> None:
     assert [s.calls[0].messages for s in back.steps] == [first.messages, second.messages]
     assert [s.calls[0].tool_calls for s in back.steps] == [(wanted,), None]
     assert back.steps[0].tokens == one.steps[0].tokens
+
+
+def test_a_conversation_that_begins_with_a_tool_s_result_keeps_it() -> None:
+    first = call("hello", "", tool_calls=(tool_call("c1", "price", "{}"),))
+    answered = {"role": "tool", "tool_call_id": "c1", "content": "101.5"}
+    second = call("", "buy", messages=(answered, message("user", "and?")))
+    back = read(write_atif(trace(step(0, first), step(1, second))))
+    assert back.steps[1].calls[0].messages == second.messages
+
+
+def test_a_result_that_names_no_call_is_the_environment_s_text() -> None:
+    called = {"tool_call_id": "c1", "function_name": "sh", "arguments": {}}
+    asked = {"source": "agent", "message": "", "tool_calls": [called],
+             "observation": {"results": [{"content": "it rains"}]}}  # fmt: skip
+    one = read(atif(USER, asked, REPLY))
+    assert one.steps[1].calls[0].messages[-1] == message("user", "it rains")
+
+
+def test_a_reply_that_must_not_be_trained_on_stays_one() -> None:
+    forced = Tokens(policy_version=3, untrainable="prefilled")
+    one = trace(step(0, call("tick 0"), call("tick 1", prompt_tokens=3), tokens={0: forced}))
+    back = read(write_atif(one))
+    assert back == one
+    rows = trace_rows(back, minutes=60, window=None, now=NOON)
+    (record,) = rows.calls
+    assert (record.trainable, record.untrainable_reason) == (False, "prefilled")
+    (row,) = training_rows_of([back])
+    assert [one.untrainable for one in row.calls] == ["prefilled", None]
 
 
 def test_subagents_are_trajectories_of_their_own() -> None:

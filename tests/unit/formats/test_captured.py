@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from babylon.core.llm_calls import LlmCall
+from babylon.formats.foreign_messages import messages_of, prompt_of
 from babylon.formats.import_files import guess_format, read_traces
 from babylon.formats.langfuse import read_langfuse
 from babylon.formats.langsmith import read_langsmith
@@ -281,3 +282,81 @@ def test_several_tool_results_in_one_message_become_messages() -> None:
     prompt = trace.steps[0].calls[0].prompt[2:]
     assert [one["content"] for one in prompt] == ['{"price":"a"}', '{"price":"b"}']
     assert [one["tool_call_id"] for one in prompt] == ["a", "b"]
+
+
+USE = {"type": "tool_use", "id": "call_1", "name": "quote", "input": {"ticker": "ACME"}}
+
+
+def test_a_call_that_stands_in_the_content_and_beside_it_is_one_call() -> None:
+    """As LangChain keeps a message of Anthropic."""
+    own = [{"name": "quote", "args": {"ticker": "ACME"}, "id": "call_1", "type": "tool_call"}]
+    other = {**USE, "id": "call_2"}
+    parts = [{"type": "text", "text": "I look."}, USE, other]
+    (message,) = messages_of("f", {"type": "ai", "content": parts, "tool_calls": own})
+    assert message["tool_calls"] == [QUOTE, {**QUOTE, "id": "call_2"}]
+    (message,) = messages_of("f", {"type": "ai", "content": parts[:2]})
+    assert message["tool_calls"] == [QUOTE]
+
+
+HI = {"role": "user", "content": "hi"}
+KIND = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"instructions": "Be kind.", "input": [HI]},
+        {"instructions": "Be kind.", "input": "hi"},
+        {"system": "Be kind.", "messages": [HI]},
+        {"system": [{"type": "text", "text": "Be kind."}], "messages": [HI]},
+        {"system_instruction": {"parts": [{"type": "text", "text": "Be kind."}]}, "input": [HI]},
+        {"system": "Be brief.", "messages": [{"role": "developer", "content": "Be kind."}, HI]},
+    ],
+)
+def test_a_system_prompt_beside_the_messages_comes_first(given: dict[str, Any]) -> None:
+    assert prompt_of("f", given) == [KIND, HI]
+
+
+def test_a_system_prompt_that_is_no_text_is_named() -> None:
+    with pytest.raises(ImportFileError, match="f: content 7 is not text"):
+        prompt_of("f", {"system": 7, "messages": [HI]})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([{"type": "text", "text": "7"}, {"type": "text", "text": " USD"}], "7 USD"),
+        ([{"price": 7}], '[{"price":7}]'),
+        ([], "[]"),
+    ],
+)
+def test_text_blocks_of_a_tool_s_result_are_its_text(content: list[Any], told: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": content}
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": told}
+    assert messages_of("f", {"role": "user", "content": [result]}) == [answer]
+
+
+def test_an_image_in_a_tool_s_result_is_no_text() -> None:
+    image = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+    result = {"type": "tool_result", "content": [{"type": "text", "text": "7"}, image]}
+    with pytest.raises(ImportFileError, match="f: a part of type 'image' is not text"):
+        messages_of("f", {"role": "user", "content": [result]})
+
+
+def test_reasoning_in_langchain_s_further_fields_is_kept() -> None:
+    further = {"reasoning_content": "7 is cheap."}
+    (message,) = messages_of("f", {"type": "ai", "content": "Buy.", "additional_kwargs": further})
+    assert message["reasoning"] == "7 is cheap."
+
+
+def test_a_run_that_is_listed_and_inside_its_parent_is_one_call() -> None:
+    run = {"run_type": "llm", "id": "r", "trace_id": "t", "start_time": "2025-11-14T12:00:00",
+           "inputs": {"prompts": ["hi"]}, "parent_run_id": "c", "feedback_stats": {"a": {"avg": 1}},
+           "outputs": {"generations": [[{"text": "hello"}]]}}  # fmt: skip
+    chain = {"run_type": "chain", "id": "c", "trace_id": "t", "name": "clerk", "child_runs": [run]}
+    (trace,) = read_langsmith(map(document, (chain, run)), "imported")
+    (step,) = trace.steps
+    assert (step.calls[0].response, step.reward) == ("hello", 1.0)
+    nameless = {name: value for name, value in run.items() if name != "id"}
+    (trace,) = read_langsmith([document({"runs": [nameless, nameless]})], "imported")
+    assert len(trace.steps) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from babylon.core.windows import window_at
 from babylon.formats.chat_lines import read_chats, write_chat
-from babylon.formats.trace import RESPONSE, ImportFileError, Trace
+from babylon.formats.trace import RESPONSE, ImportFileError, Tokens, Trace
 from babylon.formats.trace_rows import trace_rows
 from tests.unit.formats.traces import (
     NOON,
@@ -73,6 +73,12 @@ def test_lines_of_several_trajectories_may_be_mixed() -> None:
 
 def test_evaluations_are_not_written() -> None:
     assert list(write_chat(trace(step(0, call("judge", purpose="evaluation"))))) == []
+
+
+def test_replies_that_must_not_be_trained_on_are_not_written() -> None:
+    forced = Tokens(policy_version=3, untrainable="prefilled")
+    lines = list(write_chat(trace(step(0, call("a"), call("b"), tokens={0: forced}))))
+    assert [line["messages"][1]["content"] for line in lines] == ["b"]
 
 
 def test_what_is_written_is_what_fine_tuning_takes() -> None:

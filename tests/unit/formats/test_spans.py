@@ -87,6 +87,14 @@ def test_a_conversation_of_several_traces_is_one_trajectory_of_the_service() -> 
     assert len(other.steps) == 1
 
 
+def test_a_span_that_was_exported_twice_is_one_call() -> None:
+    traced = Traced()
+    first = traced.span("chat", chat("first", "a"))
+    traced.span("chat", chat("second", "b"), second=1, parent=first)
+    (one,) = read(traced.export(), traced.export())
+    assert [step.calls[0].response for step in one.steps] == ["a", "b"]
+
+
 def test_messages_on_the_span_s_event_and_structured_ones_are_read_too() -> None:
     whole = chat("u", "r")
     content = {key: whole.pop(key) for key in [*whole] if key.endswith("messages")}
