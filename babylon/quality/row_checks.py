@@ -95,12 +95,13 @@ def policy_calls(
     for step in steps:
         for index, call in enumerate(step.llm_calls):
             if call.purpose in POLICY_PURPOSES:
-                own_id = f"{trajectory_id}-call-{step.step_number}-{index}"
                 call_id = str(call.call_id)
                 if (record := named.pop(call_id, None)) is not None:
                     calls.append(_recorded_call(step.step_number, call, record))
                     continue
-                log = logs.get(call_id) or logs.get(own_id)
+                log = logs.get(call_id) or logs.get(
+                    f"{trajectory_id}-call-{step.step_number}-{index}"
+                )
                 calls.append(_with_tokens(_text_call(step.step_number, call, log), unread))
     return tuple(calls)
 
@@ -119,10 +120,8 @@ def _recorded_call(step: int, call: LlmCall, record: RecordedCall) -> Call:
 
 def _text_call(step: int, call: LlmCall, log: Log | None) -> Call:
     messages, top_p = None, None
-    if log is not None:
-        response, sent, logged_top_p = log
-        if response == call.response:
-            messages, top_p = _messages(sent or ""), logged_top_p
+    if log is not None and log[0] == call.response:
+        messages, top_p = _messages(log[1] or ""), log[2]
     return Call(
         step=step,
         messages=messages or call.prompt,
@@ -152,10 +151,10 @@ def _with_tokens(call: Call, unread: dict[str, RecordedCall]) -> Call:
 def _joined(call: Call, record: RecordedCall) -> Call:
     """Return the call with all that its token ids stand for: readers and scrubbing see it too."""
     answer = _read(record.answer, _Answer) or _Answer()
-    parameters = _read(record.parameters, _Parameters) or _Parameters()
+    sent = _read(record.parameters, _Parameters)
     call = msgspec.structs.replace(
         call,
-        tools=parameters.tools or (),
+        tools=(sent and sent.tools) or (),
         tool_calls=answer.tool_calls or call.tool_calls,
         reasoning=answer.reasoning or answer.reasoning_content,
     )
@@ -176,9 +175,9 @@ def _joined(call: Call, record: RecordedCall) -> Call:
 
 def _messages(text: str) -> tuple[Message, ...] | None:
     messages = _read(text, tuple[Message, ...])
-    if messages is None:
-        return None
-    return tuple([one for one in messages if one.get("content") or one.get("role") not in _PROMPTS])
+    return messages and tuple(
+        [one for one in messages if one.get("content") or one.get("role") not in _PROMPTS]
+    )
 
 
 class Accepted(msgspec.Struct, frozen=True):
