@@ -23,6 +23,7 @@ import orjson
 from babylon.core.errors import reason_of
 from babylon.core.llm_calls import LlmCall
 from babylon.core.text import is_deeper
+from babylon.core.types import Rejection
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class RejectedError(Exception):
         self.detail = detail
 
 
-def rejected(error: Exception) -> RejectedError:
+def rejected(trajectory_id: str, error: Exception) -> Rejection:
     """Return the error as the rejection of the row whose check raised it.
 
     Raises:
@@ -69,11 +70,13 @@ def rejected(error: Exception) -> RejectedError:
     """
     if isinstance(error, MemoryError):
         raise error
+    reason, detail = Reason.MALFORMED_JSON, f"its check fails: {reason_of(error)}"
     if isinstance(error, RejectedError):
-        return error
-    return RejectedError(Reason.MALFORMED_JSON, f"its check fails: {reason_of(error)}")
+        reason, detail = error.reason, error.detail
+    return Rejection(trajectory_id=trajectory_id, reason=reason, detail=detail[:MAX_DETAIL])
 
 
+MAX_DETAIL = 300  # characters, because a detail may quote the row
 PENDING = "pending"
 _READ_OF_CALL = frozenset(
     {"systemPrompt", "userPrompt", "purpose", "temperature", "callId", "response", "toolCalls"}

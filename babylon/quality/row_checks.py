@@ -46,7 +46,6 @@ from babylon.quality.decode import (
 from babylon.quality.payoffs import payoffs
 from babylon.store.calls import RecordedCall
 
-MAX_DETAIL = 300  # characters, because a detail may quote the row
 T = TypeVar("T")
 
 
@@ -95,13 +94,12 @@ def policy_calls(
     for step in steps:
         for index, call in enumerate(step.llm_calls):
             if call.purpose in POLICY_PURPOSES:
+                own_id = f"{trajectory_id}-call-{step.step_number}-{index}"
                 call_id = str(call.call_id)
                 if (record := named.pop(call_id, None)) is not None:
                     calls.append(_recorded_call(step.step_number, call, record))
                     continue
-                log = logs.get(call_id) or logs.get(
-                    f"{trajectory_id}-call-{step.step_number}-{index}"
-                )
+                log = logs.get(call_id) or logs.get(own_id)
                 calls.append(_with_tokens(_text_call(step.step_number, call, log), unread))
     return tuple(calls)
 
@@ -193,10 +191,7 @@ def check_row(row: GameRow, window: Window, quality: QualitySettings) -> Accepte
     try:
         return _accept(row, window, quality)
     except Exception as error:  # whatever one row holds must not cost the others
-        found = rejected(error)
-        return Rejection(
-            trajectory_id=row.trajectory_id, reason=found.reason, detail=found.detail[:MAX_DETAIL]
-        )
+        return rejected(row.trajectory_id, error)
 
 
 def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:

@@ -14,8 +14,7 @@ import polars as pl
 from babylon.core.artifacts import ArtifactWriter, iter_artifact
 from babylon.core.game_rows import GAME_SCHEMA
 from babylon.core.trajectories import read_trajectories
-from babylon.quality.decode import Reason
-from babylon.quality.row_checks import MAX_DETAIL
+from babylon.quality.decode import MAX_DETAIL, Reason
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import check_artifact, validate_window
 from babylon.store.rejections import replace_rejections, window_rejections

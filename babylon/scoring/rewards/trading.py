@@ -24,8 +24,7 @@ import msgspec
 from babylon.core.errors import ScoringError
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
-from babylon.quality.decode import Reason
-from babylon.quality.row_checks import MAX_DETAIL
+from babylon.quality.decode import MAX_DETAIL, Reason
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgedTrajectory
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
