@@ -185,7 +185,9 @@ async def _erase(
     found = replace(found, applied=True)
     others = [file for file in published if file.revision and file not in held]
     begun, held = held, await asyncio.to_thread(_committed, publish, held)
-    await forget_begun(store, [file for file in begun if not file.revision])
+    stems = {stem_of(file.path) for file in held}  # of those, the rewritten files take the rows
+    never = [file for file in begun if stem_of(file.path) not in stems]
+    await forget_begun(store, never)
     if held:
         rewritten, revision = await asyncio.to_thread(
             _rewrite, home, publish, held, others, agents, trajectories
