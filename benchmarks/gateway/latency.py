@@ -4,12 +4,15 @@
 
 The gateway's saturation is the calls a second of 16 clients without a pause. Then calls arrive at
 random times (a Poisson process), a third as many a second, whether or not earlier ones are
-answered. In the same seconds, a quarter as many calls go to the trivial engine directly. So both
-wait alike for the clients, the engine and the machine, and the difference is the gateway's. Prints
-for each turn p50 and p99 of both, what the gateway adds, and the medians of the turns.
+answered. *Late* is the p99 of the time by which they are sent after they were due: calls that are
+sent late arrive together. In the same seconds, a quarter as many calls go to the trivial engine
+directly. So both wait alike for the clients, the engine and the machine, and the difference is the
+gateway's. Prints for each turn p50 and p99 of both, what the gateway adds, and the medians of the
+turns.
 
 The gateway with all its threads has the last processor for itself; clients, engine and Postgres
-share the others. With ``--shared`` all run anywhere. *Idle* is the share of the machine's
+share the others, where Postgres runs after the others: it would have a machine of its own. With
+``--shared`` all run anywhere. *Idle* is the share of the machine's
 processors that nobody used: other programs show in it, and beside them a latency is their wait for
 a processor. The gateway takes turns with a *relay*, which only copies bytes, at the same rate in
 the same place: that is the least that this machine lets a second process add.
@@ -18,22 +21,24 @@ theory: in any gateway, a call waits for others on its one processor.
 """
 
 import argparse
+import asyncio
 import math
 import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import psutil
 import uvloop
 
 from babylon.store.calls import wait_until_recorded
 from benchmarks.gateway.__main__ import CLIENTS, WARM_UP, cpu_s, free_ports
+from benchmarks.gateway.arrivals import arriving
 from benchmarks.gateway.contenders import ours, relay, until_ready, upstream
-from benchmarks.gateway.load import Target, arriving, load
+from benchmarks.gateway.load import Target, load
 
 SHARE = 1 / 3  # of the saturation
 DIRECT = 1 / 4  # calls to the engine for each call to the gateway
@@ -60,12 +65,14 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
         if not shared:
             pin(gateway.pid, [last])
             pin(plain.pid, [last])
+            for pid in (os.getpid(), engine.pid):
+                before_others(pid)
         sent = 0
         print(
             "| answers | calls/s | idle | CPU-ms a call | direct p50, p99 ms | through p50, p99"
-            " | added p50, p99 | queue p99 |"
+            " | added p50, p99 | queue p99 | late |"
         )
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for stream in (False, True):
             for count in (WARM_UP, requests):
                 full = await load(
@@ -78,15 +85,17 @@ async def run(seconds: float, turns: int, requests: int, *, shared: bool) -> Non
                 await wait_until_recorded(store)
                 before, spent = psutil.cpu_times(), cpu_s(target.pid)
                 rates = {engine: DIRECT * rate, target: rate}
-                found = await arriving(rates, seconds=seconds, stream=stream, seed=turn)
+                found, late = await asyncio.to_thread(
+                    arriving, rates, seconds=seconds, stream=stream, seed=turn
+                )
                 direct, answered = found[engine], found[target]
                 count = len(answered.seconds)
                 sent += count if target is gateway else 0
                 cost = 1000 * (cpu_s(target.pid) - spent) / count
                 both = [direct.median_ms, direct.p99_ms, answered.median_ms, answered.p99_ms]
                 added = [both[2] - both[0], both[3] - both[1]]
-                queue = queueing_p99_ms(rate, cost)
-                rows[target].append([idle_since(before), cost, *both, *added, queue])
+                ends = [queueing_p99_ms(rate, cost), 1000 * quantiles(late, n=100)[98]]
+                rows[target].append([idle_since(before), cost, *both, *added, *ends])
                 print(line(target, stream, rate, rows[target][-1]), flush=True)
             for target, of_turns in rows.items():
                 middle = [median(column) for column in zip(*of_turns, strict=True)]
@@ -121,6 +130,13 @@ def pin(pid: int, processors: list[int]) -> None:
         os.sched_setaffinity(thread.id, processors)
 
 
+def before_others(pid: int) -> None:
+    """Let all threads of a process run before ordinary programs, where that is allowed."""
+    with suppress(PermissionError):
+        for thread in psutil.Process(pid).threads():
+            os.sched_setscheduler(thread.id, os.SCHED_FIFO, os.sched_param(1))
+
+
 def idle_since(before: Sequence[float]) -> float:
     """Return the share of the processors' time that nobody used."""
     spent = [now - was for now, was in zip(psutil.cpu_times(), before, strict=True)]
@@ -128,10 +144,11 @@ def idle_since(before: Sequence[float]) -> float:
 
 
 def line(target: Target, stream: bool, rate: float, row: list[float], kind: str = "") -> str:
-    idle, cost, *ms, queue = row
+    idle, cost, *ms, queue, late = row
     kind += f"{target.name}, {'streamed' if stream else 'whole'}"
     pairs = [f"{ms[at]:.2f}, {ms[at + 1]:.2f}" for at in (0, 2, 4)]
-    return f"| {kind} | {rate:.0f} | {idle:.2f} | {cost:.2f} | {' | '.join(pairs)} | {queue:.2f} |"
+    columns = [kind, f"{rate:.0f}", f"{idle:.2f}", f"{cost:.2f}", *pairs, f"{queue:.2f}"]
+    return f"| {' | '.join([*columns, f'{late:.2f}'])} |"
 
 
 def main() -> None:

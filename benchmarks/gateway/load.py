@@ -7,7 +7,6 @@ than other clients of Python.
 import asyncio
 import json
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from random import Random
@@ -32,7 +31,8 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"side": {"type": "string"}}},
     },
 }
-_HEADERS = (
+PATH = "/v1/chat/completions"
+HEADERS = (
     "Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
     "x-babylon-agent: agent-1\r\nx-babylon-trajectory: trajectory-1\r\nx-babylon-step: 1\r\n"
 )
@@ -97,48 +97,29 @@ async def load(
     return Latencies(seconds=seconds, wall_s=time.perf_counter() - begun)
 
 
-async def arriving(
-    rates: Mapping[Target, float], *, seconds: float, stream: bool, seed: int
-) -> dict[Target, Latencies]:
-    """Send requests at random times, whether or not earlier ones are answered.
-
-    Args:
-        rates: requests a second of each target, which all get theirs in the same seconds: what
-            else the machine does then delays the answers of all.
-        seed: determines the times and the targets.
-
-    Raises:
-        RuntimeError: An answer is wrong.
-    """
-    random, at, begun = Random(seed), 0.0, time.perf_counter()
-    calls: dict[Target, list[asyncio.Task[float]]] = {target: [] for target in rates}
-    with closing(EngineConnections()) as http:
-        async with asyncio.TaskGroup() as group:
-            while (at := at + random.expovariate(sum(rates.values()))) < seconds:
-                await asyncio.sleep(begun + at - time.perf_counter())
-                (target,) = random.choices(list(rates), list(rates.values()))
-                call = _call(http, target, seed=random.randrange(1000), stream=stream, long=False)
-                calls[target].append(group.create_task(call))
-    wall_s = time.perf_counter() - begun
-    return {
-        target: Latencies(seconds=[one.result() for one in sent], wall_s=wall_s)
-        for target, sent in calls.items()
-    }
-
-
 async def _call(
     http: EngineConnections, target: Target, *, seed: int, stream: bool, long: bool
 ) -> float:
     """Send a request and read its answer; return the seconds that this took."""
-    messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
-    body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
-    tools = {"tools": [_TOOL]} if long else {}
-    data = json.dumps({**body, **tools, "seed": seed}).encode()
-    url, headers = f"{target.url}/v1/chat/completions", _HEADERS.format(key=target.key)
+    data = request_body(seed=seed, stream=stream, long=long)
+    url, headers = target.url + PATH, HEADERS.format(key=target.key)
     begun = time.perf_counter()
     async with await http.ask("POST", url, headers, data) as response:
         answer = await response.read()
     taken = time.perf_counter() - begun
-    if response.status != 200 or f"word{tokens - 1}".encode() not in answer:
-        raise RuntimeError(f"{target.name}: {response.status} {answer[-300:]!r}")
+    check(target, response.status, answer, long=long)
     return taken
+
+
+def request_body(*, seed: int, stream: bool, long: bool) -> bytes:
+    messages, tokens = (_LONG_MESSAGES, LONG_TOKENS) if long else (_MESSAGES, TOKENS)
+    body = {"model": "babylon", "messages": messages, "max_tokens": tokens, "stream": stream}
+    tools = {"tools": [_TOOL]} if long else {}
+    return json.dumps({**body, **tools, "seed": seed}).encode()
+
+
+def check(target: Target, status: int, answer: bytes, *, long: bool) -> None:
+    """Raise ``RuntimeError`` for a wrong answer."""
+    last = (LONG_TOKENS if long else TOKENS) - 1
+    if status != 200 or f"word{last}".encode() not in answer:
+        raise RuntimeError(f"{target.name}: {status} {answer[-300:]!r}")
