@@ -106,7 +106,7 @@ def publish(
     elif days:
         _print_days(days, "Not sent" if dry_run else "Sent")
     else:
-        print(f"{settings.publish.repository} has every finished window: nothing to send")
+        print(f"nothing to send to {settings.publish.repository}")
 
 
 def _print_days(days: list["PublishedDay"], title: str) -> None:

@@ -1,6 +1,7 @@
 """Results of runs on disk, one file each, and their table. A run with a file is not repeated."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 
 from babylon.evaluation.arena.confidence import mean_interval
+from babylon.evaluation.experiment.difference import student
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,8 @@ def _new_words(runs: Iterable[RunResult]) -> str:
 def over_sft(results: Iterable[RunResult]) -> list[str]:
     """Return a Markdown table of every other arm's gain over ``sft`` of the same seeds and worlds.
 
-    The interval is over worlds, of the mean over seeds; brackets behind it hold each seed's mean.
+    The first interval is over worlds: for these seeds. The second, Student's t of the seeds' means
+    behind it, is for another seed.
     Runs from before ``by_world`` are left out.
     """
     runs = [run for run in results if run.by_world]
@@ -130,18 +133,26 @@ def over_sft(results: Iterable[RunResult]) -> list[str]:
             hours = f"{run.key.hours} × {run.key.agents}"
             groups.setdefault((run.key.level, name, hours), []).append((run, beside))
     lines = [
-        "| level | arm | hours × agents | seeds | over `sft` |",
-        "| --- | --- | --- | --- | --- |",
+        "| level | arm | hours × agents | seeds | over `sft`, worlds | over `sft`, seeds |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for (level, name, hours), pairs in sorted(groups.items()):
         by_world = [np.subtract(run.by_world, beside.by_world) for run, beside in pairs]
         mean = mean_interval(np.mean(by_world, axis=0))
-        seeds = ", ".join(f"{one.mean():+.0f}" for one in by_world)
         lines.append(
             f"| {level} | {name} | {hours} | {len(pairs)}"
-            f" | {mean.mean:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}] ({seeds}) |"
+            f" | {mean.mean:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]"
+            f" | {_over_seeds([one.mean() for one in by_world])} |"
         )
     return lines
+
+
+def _over_seeds(means: Sequence[float]) -> str:
+    listed = ", ".join(f"{mean:+.0f}" for mean in means)
+    if len(means) < 2:
+        return listed
+    half = student(1.96, len(means) - 1) * np.std(means, ddof=1) / math.sqrt(len(means))
+    return f"[{np.mean(means) - half:+.0f}, {np.mean(means) + half:+.0f}] ({listed})"
 
 
 def _play(key: RunKey) -> tuple[object, ...]:

@@ -70,7 +70,7 @@ def test_an_arm_is_compared_with_sft_of_the_same_seed_and_worlds() -> None:
             ("ours", 2, (500.0, 500.0, 500.0)),  # no sft of this seed
         ]
     ]
-    assert over_sft(runs)[2] == "| L3 | ours | 1 × 8 | 2 | +3 [+2, +5] (+3, +3) |"
+    assert over_sft(runs)[2] == "| L3 | ours | 1 × 8 | 2 | +3 [+2, +5] | [+0, +6] (+3, +3) |"
 
 
 def test_the_interval_of_one_seed_is_over_worlds() -> None:
