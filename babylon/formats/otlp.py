@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+import msgspec
+
 from babylon.core.llm_calls import JsonObject
 from babylon.formats.trace import Document, ImportFileError, LeaveOut, refuse
 
@@ -77,9 +79,10 @@ def all_spans(documents: Iterable[Document], leave_out: LeaveOut = refuse) -> li
     """
     spans: list[Span] = []
     logs: defaultdict[tuple[str, str], list[SpanEvent]] = defaultdict(list)
+    seen = set[bytes]()
     for document in documents:
         try:
-            for key, event in _logged(document):
+            for key, event in _logged(document, seen):
                 logs[key].append(event)
             spans += read_spans(document, leave_out)
         except ImportFileError as error:
@@ -135,8 +138,13 @@ def _records(
                 yield f"{place}: resource{kind}[{i}].scope{kind}[{j}].{leaf}[{k}]", raw, resource
 
 
-def _logged(document: Document) -> Iterator[tuple[tuple[str, str], SpanEvent]]:
+def _logged(document: Document, seen: set[bytes]) -> Iterator[tuple[tuple[str, str], SpanEvent]]:
+    """Yield the log records that are not in ``seen``: exporters send again what got no answer."""
     for place, raw, _ in _records(document, "Logs", "logRecords"):
+        record = msgspec.json.encode(raw, order="sorted")  # with its time: no other is equal
+        if record in seen:
+            continue
+        seen.add(record)
         attributes = _attributes(place, raw)
         name = raw.get("eventName") or attributes.get("event.name")
         body = _value(place, raw.get("body"))

@@ -85,6 +85,15 @@ def test_scores_and_feedback_become_rewards(name: str, rewards: list[float]) -> 
     assert [step.reward for step in trace.steps] == rewards
 
 
+def test_log_records_that_were_sent_twice_are_read_once(tmp_path: Path) -> None:
+    spans, logs = (CAPTURED / "otel-1.36.jsonl").read_text().splitlines()
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text("\n".join([spans, logs, logs]))
+    trace, *_ = read_traces(twice, guess_format(twice), "imported", lambda _: None)
+    ask, reply = (step.calls[0] for step in trace.steps)
+    assert said(ask) == PROMPT and len(reply.prompt) == 4
+
+
 def test_langchain_s_serialized_messages_are_read() -> None:
     (_, trace), _ = of("langsmith.jsonl")
     (step,) = trace.steps
