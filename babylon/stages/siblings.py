@@ -30,7 +30,13 @@ from babylon.core.learning_settings import PopulationSettings, reading_precision
 from babylon.core.objects import remove
 from babylon.core.settings import EvaluationSettings, JudgeSettings
 from babylon.core.types import Metrics, Scored
-from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness, fitness_worlds
+from babylon.evaluation.arena.fitness import (
+    Fitness,
+    FitnessWorlds,
+    best_of,
+    fitness,
+    fitness_worlds,
+)
 from babylon.policies.shared_files import fetch_checkpoint, publish_checkpoint
 from babylon.stages.sample_replies import replies_for
 from babylon.stages.words import words_for
@@ -54,6 +60,7 @@ from babylon.training.population.genes import (
     training_with,
 )
 from babylon.training.progress_directory import take_up_progress
+from babylon.training.update_health import ruled_out
 from babylon.training.update_result import update_metrics
 
 log = logging.getLogger(__name__)
@@ -106,9 +113,9 @@ async def best_sibling(
     With ``only``, train one member and let it play, and return nothing: several workers may do that
     side by side. What they have done is not done again.
 
-    An update that fails leaves its member without fitness, and so does one whose replies the gate
-    would refuse. Where no worlds can be made, the first
-    member goes on, which is the elite of the generation before.
+    An update that fails leaves its member without fitness, and so does one that the gate would
+    refuse, for its replies or for its own metrics. Where no worlds can be made, the first member
+    that it would take goes on; the elite of the generation before comes first.
 
     Raises:
         WindowNotReadyError: the window teaches no sibling anything.
@@ -142,7 +149,7 @@ async def best_sibling(
         return None
     # The choice is stored before anything is removed, so that a run that resumes makes the same.
     able = [one for one in found if one.uri]
-    best = able[best_of([one.fitness for one in able])]
+    best = _fittest(able)
     await put_sibling(store, work.claim, replace(best, chosen=True))
     for one in able:
         if one.member != best.member:
@@ -295,33 +302,46 @@ async def _work_of(
     )
 
 
+def _fittest(able: Sequence[Sibling]) -> Sibling:
+    sound = [one for one in able if not ruled_out(one.metrics)] or able
+    return sound[best_of([one.fitness for one in sound])]
+
+
 async def _played(
     work: TrainInput, worlds: FitnessWorlds, siblings: Sequence[Sibling]
 ) -> list[Sibling]:
-    """Return the siblings with their fitness. Those that have played do not play again."""
-    if all(one.worlds or not one.uri for one in siblings):
+    """Return the siblings with their fitness. Those that have played do not play again.
+
+    One that its own metrics rule out does not play: the gate rejects it without a game.
+    """
+    waiting = {one.member for one in siblings if one.uri and not one.worlds}
+    waiting -= {one.member for one in siblings if ruled_out(one.metrics)}
+    if not waiting:
         return list(siblings)
     seed, training = work.settings.seed, work.settings.training
     precision = reading_precision(training.tuning, training.base_precision)
     parent = await asyncio.to_thread(worlds.played_by, work.parent.uri, seed, precision)
     found = []
     for one in siblings:
-        if one.uri and not one.worlds:
+        if one.member in waiting:
             try:
                 own = await asyncio.to_thread(worlds.played_by, one.uri, seed, precision)
             except ModelError as failure:
                 log.warning("member %d of the population: %s", one.member, failure)
             else:
-                result = fitness(parent, own)
-                known = result.error if isfinite(result.error) else None
-                one = replace(one, fitness=result.mean, fitness_error=known, worlds=result.worlds)
-                if result.unfit:
-                    log.warning("member %d of the population: %s", one.member, result.unfit)
-                    metrics = {**one.metrics, "unfit": result.unfit}
-                    one = replace(one, fitness=None, fitness_error=None, metrics=metrics)
+                one = _measured(one, fitness(parent, own))
                 await put_sibling(work.store, work.claim, one)
         found.append(one)
     return found
+
+
+def _measured(one: Sibling, result: Fitness) -> Sibling:
+    """Return the sibling with the result of its play. An unfit one has no fitness."""
+    if result.unfit:
+        log.warning("member %d of the population: %s", one.member, result.unfit)
+        return replace(one, worlds=result.worlds, metrics={**one.metrics, "unfit": result.unfit})
+    known = result.error if isfinite(result.error) else None
+    return replace(one, fitness=result.mean, fitness_error=known, worlds=result.worlds)
 
 
 def _made(chosen: Sibling, size: int) -> Made:

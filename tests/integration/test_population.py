@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace as with_changes
@@ -214,6 +215,40 @@ async def test_a_sibling_that_the_gate_would_refuse_is_not_chosen(
     await stage._played(None, _Worlds(played), [first, unfit, last])  # type: ignore[arg-type]
     assert len(played) == 4  # they do not play again
     assert stage.rated([first, unfit, last]) == {0: 1.0, 1: 0.0, 2: 0.0}
+
+
+class _RichFirst:
+    """Worlds in which the first member earns most."""
+
+    def played_by(self, path: str, *_: object) -> Plays:
+        return plays([9.0, 9.0] if path.endswith("-m0") else [0.0, 0.0])
+
+
+@pytest.mark.parametrize("worlds", [_RichFirst(), None])
+async def test_a_sibling_that_its_own_metrics_rule_out_is_not_chosen(
+    store: Store,
+    three: Settings,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    worlds: _RichFirst | None,
+) -> None:
+    """It forgot the chats of RECALL_CHATS. The gate would reject it without a game."""
+    own = stage.update_metrics
+    forgotten = [{"recall": 9.0, "recall_best": 1.0}]
+
+    def measured(*update: Any) -> dict[str, Any]:
+        return own(*update) | (forgotten.pop() if forgotten else {})
+
+    async def made(*_: object) -> _RichFirst | None:
+        return worlds
+
+    monkeypatch.setattr(stage, "update_metrics", measured)
+    monkeypatch.setattr(stage, "fitness_worlds", made)
+    trained = await train_window(store, three, await scored(store, three, 9, window(base, 9)))
+    assert trained is not None and trained.metrics["population_member"] == 1
+    first, *others = await list_siblings(store)
+    assert (first.metrics["recall"], first.fitness, first.worlds) == (9.0, None, 0)
+    assert [one.fitness for one in others] == ([0.0, 0.0] if worlds else [None, None])
 
 
 def test_siblings_are_adapters_of_our_own_trainer(settings: Settings) -> None:
