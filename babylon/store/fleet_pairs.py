@@ -20,11 +20,19 @@ class FleetPair:
 async def add_pairs(
     store: Store, claim: Claim, champion: int, rival: int, pairs: Sequence[FleetPair]
 ) -> list[list[FleetPair]]:
-    """Store a window's pairs, once. Return all of the two policies by window, the oldest first."""
+    """Store a window's pairs, once. Return all of the two policies by window, the oldest first.
+
+    A recipe trains on the play of a window again. A world that is known from the window, or from
+    another recipe over it, is no further evidence.
+    """
     async with guarded(store, claim) as connection:
         await connection.executemany(
             "INSERT INTO babylon.fleet_pairs (window_id, champion, predecessor, scenario_id,"
-            " fleet_usd, before_usd, room_usd) VALUES ($1, $2, $3, $4, $5, $6, $7)"
+            " fleet_usd, before_usd, room_usd)"
+            " SELECT $1::text, $2::integer, $3::integer, $4::text, $5::float8, $6::float8,"
+            " $7::float8 WHERE NOT EXISTS (SELECT FROM babylon.fleet_pairs"
+            "  WHERE (champion, predecessor, scenario_id) = ($2, $3, $4)"
+            "  AND split_part(window_id, '+', 1) = split_part($1, '+', 1))"
             " ON CONFLICT DO NOTHING",
             [(claim.window_id, champion, rival, *astuple(pair)) for pair in pairs],
         )

@@ -20,6 +20,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import current_route
+from babylon.store.windows import claim_window
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
 
@@ -141,6 +142,19 @@ async def test_the_policy_before_returns_once_the_fleet_surely_loses(
     assert "a loss, although the gate saw a gain" in back.reason
     assert "the fleet earned -" in (await current_route(store)).reason
     assert (await deploy_checkpoint(store, settings, rejected)).changes == ()  # no further back
+
+
+async def test_a_recipe_over_the_same_play_is_no_further_evidence(
+    store: Store, claim: Claim
+) -> None:
+    """It trains on what the window released or did not use, and the worlds are the same."""
+    once = await add_pairs(store, claim, CHAMPION, 0, pairs([-20.0, -30.0]))
+    window = replace(parse_window_id(claim.window_id), recipe="again")
+    again = await claim_window(store, window, owner="second", lease_s=60)
+    assert await add_pairs(store, again, CHAMPION, 0, pairs([-20.0, -30.0])) == once
+    more = await add_pairs(store, again, CHAMPION, 0, pairs([-20.0, -30.0, -40.0]))
+    assert [len(one) for one in more] == [2, 1]
+    assert await add_pairs(store, again, CHAMPION, 1, pairs([-20.0])) == [pairs([-20.0])]
 
 
 async def test_a_policy_that_gateways_have_unloaded_returns_too(
