@@ -1,6 +1,7 @@
 """``babylon demo``: run it with progress on stderr, then print a table and the result."""
 
 import asyncio
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from babylon.core.home import Home
 from babylon.core.settings_loading import load_settings
 from babylon.core.types import WindowResult
 from babylon.ops.demo import GAMES, DemoReport, Say, Step, demo_overrides, run_demo
+
+_NO_PART = ("GAME_DATABASE_URL", "ARTIFACT_STORE")  # of a demo, also if they are exported
 
 
 def run(
@@ -129,7 +132,8 @@ def print_demo(report: DemoReport, live: bool = False) -> None:
 def _print_where_to_look(report: DemoReport, live: bool) -> None:
     print("\nWhere to look next:")
     print(f"  {report.plot}")
-    command = f"DATABASE_URL= BABYLON_HOME={shlex.quote(report.home)} {_this_command()}"
+    unset = ["DATABASE_URL=", *(f"{name}=" for name in _NO_PART if os.environ.get(name))]
+    command = f"{' '.join(unset)} BABYLON_HOME={shlex.quote(report.home)} {_this_command()}"
     print(f"  {command} model list     every policy and its verdict")
     print(f"  {command} windows list   every window and its state")
     print(f"  {report.home}/datasets     the published windows")

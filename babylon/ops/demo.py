@@ -122,8 +122,8 @@ def demo_overrides(
 
     ``live``: the windows are the shortest that hold a game, and close as in production.
 
-    The database is always the embedded one of that home: a toy model must not get among the
-    policies of a live game.
+    The database is always the embedded one of that home, and no store, hub or other database takes
+    part: a toy model must not get among the policies of a live game.
     """
     name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
     minutes = MIN_MINUTES if game.rules.ticks < MIN_MINUTES else GAME_MINUTES
@@ -132,9 +132,12 @@ def demo_overrides(
         "training": training_recipe(game.rules),
         "scoring": {"scorer": "heuristic"},
         "home": home.root / "demo" / name,
-        "database": {"url": None},
+        "artifact_store": None,
+        "database": {"url": None, "game_url": None},
+        "publish": {"repository": None, "models": None},
         "seed": seed,
-        "windows": {"minutes": minutes} if live else {"grace_s": 0},  # its hours are long over
+        # Without the clock, each hour is a window, and long over.
+        "windows": {"minutes": minutes} if live else {"minutes": GAME_MINUTES, "grace_s": 0},
         **gate,
         "model": {"base": base or game.base},
     }

@@ -41,6 +41,34 @@ async def test_a_demo_opens_its_embedded_database_and_so_does_its_gateway(
     assert load_settings() == settings
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_a_demo_reads_no_live_game_and_sends_nothing_anywhere(
+    live: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its files have the same names in each home, so a store would mix them with others'."""
+    monkeypatch.setenv("GAME_DATABASE_URL", NOWHERE)
+    monkeypatch.setenv("ARTIFACT_STORE", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("PUBLISH_TO", "owner/plays")
+    monkeypatch.setenv("PUBLISH_MODELS_TO", "owner/policies")
+    overrides = demo_overrides(
+        Home(tmp_path), 0, datetime.now(UTC), GAMES["starter"], None, live=live
+    )
+    settings = load_settings(**overrides)
+    assert settings.database.game_url is None and settings.home.store == ""
+    assert settings.publish.repository is None and settings.publish.models is None
+
+
+@pytest.mark.parametrize("variable", ["WINDOW_MINUTES=120", "WINDOW_DURATION_HOURS=24"])
+def test_each_hour_of_a_demo_is_a_window(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(*variable.split("="))
+    overrides = demo_overrides(Home(tmp_path), 0, datetime.now(UTC), GAMES["starter"], None)
+    minutes = load_settings(**overrides).windows.minutes
+    plans = _plans(GAMES["starter"], 0, 3, shared=False)
+    assert [window_at(plan.start, minutes).start for plan in plans] == [p.start for p in plans]
+
+
 async def test_the_base_model_is_taught_the_best_play_of_each_scenario(
     store: Store, settings: Settings, base: Path
 ) -> None:
