@@ -19,6 +19,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
+from numbers import Real
 from typing import Protocol, TypeVar
 
 from openai import AsyncOpenAI
@@ -84,9 +85,11 @@ def load_evaluator(name: str) -> Evaluator[object]:
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
-    if not -inf < evaluator.lowest < evaluator.highest < inf:  # no bet has a size without bounds
+    bounds = evaluator.lowest, evaluator.highest
+    # no bet has a size without bounds
+    if not all(isinstance(one, Real) for one in bounds) or not -inf < bounds[0] < bounds[1] < inf:
         raise ConfigError(
-            f"EVALUATOR={name}: lowest {evaluator.lowest} and highest {evaluator.highest} must be"
+            f"EVALUATOR={name}: lowest {bounds[0]!r} and highest {bounds[1]!r} must be"
             " numbers in this order: cut the scores to bounds of your choice"
         )
     limits = evaluator.guardrails

@@ -1,10 +1,12 @@
 """A match on a task: both policies play the same worlds until the bets on the scores decide."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from numbers import Real
 from typing import TypeVar
 
 import numpy as np
@@ -97,16 +99,20 @@ def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
             f" are {', '.join(sorted(evaluator.guardrails)) or 'none'}: use the same names"
         )
     # One of the champion's would reject any challenger, whatever it does.
-    if odd := sorted(name for name, harm in score.guardrails.items() if not np.isfinite(harm)):
+    if odd := sorted(name for name, harm in score.guardrails.items() if not _is_number(harm)):
         raise ArenaError(
             f"world {number}: the harm {odd[0]} is {score.guardrails[odd[0]]}: report a number, 0"
             " without harm"
         )
-    if not evaluator.lowest <= score.value <= evaluator.highest:
+    if not (_is_number(score.value) and evaluator.lowest <= score.value <= evaluator.highest):
         raise ArenaError(
             f"world {number}: the evaluator's score {score.value} is not between"
             f" {evaluator.lowest} and {evaluator.highest}"
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 async def _at_once(plays: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -3,6 +3,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import gymnasium
 import msgspec
@@ -111,8 +112,8 @@ async def test_a_misspelt_harm_fails_the_gate() -> None:
         await play_task(coin, POLICY, named("0.9/0.2"), coin.worlds("s", 64, []))
 
 
-@pytest.mark.parametrize("harm", [math.nan, math.inf])
-async def test_a_harm_of_the_champion_that_is_no_number_rejects_no_challenger(harm: float) -> None:
+@pytest.mark.parametrize("harm", [math.nan, math.inf, None])
+async def test_a_harm_of_the_champion_that_is_no_number_rejects_no_challenger(harm: Any) -> None:
     class Odd(Coin):
         async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
             score = await super().play(world, policy, seed)
@@ -146,6 +147,16 @@ async def test_a_bare_number_is_no_score() -> None:
         await play_task(Bare(), POLICY, POLICY, ["w"])
 
 
+@pytest.mark.parametrize("value", [None, "1", math.nan, 1.5])
+async def test_a_score_that_is_no_number_or_beyond_the_bounds_names_its_world(value: Any) -> None:
+    class Odd(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            return PlayScore(value=value)
+
+    with pytest.raises(ArenaError, match=f"world 0: the evaluator's score {value} is not between"):
+        await play_task(Odd(), POLICY, POLICY, ["w"])
+
+
 def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
     assert load_evaluator(f"{__name__}:Coin").unit == "wins"
     with pytest.raises(ConfigError, match="has no unit, lowest"):
@@ -159,10 +170,12 @@ def test_an_evaluator_is_found_by_name_or_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "bounds", [(0.0, math.inf), (-math.inf, 1.0), (0.0, math.nan), (1.0, 1.0)], ids=str
+    "bounds",
+    [(0.0, math.inf), (-math.inf, 1.0), (0.0, math.nan), (1.0, 1.0), (None, 1.0), ("0", "1")],
+    ids=str,
 )
 def test_scores_without_bounds_are_refused(
-    bounds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+    bounds: tuple[object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No bet has a size then: every gate would end with insufficient evidence."""
     monkeypatch.setattr(Coin, "lowest", bounds[0])
