@@ -6,6 +6,7 @@ well until a window needs it.
 
 import asyncio
 import sys
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from hashlib import file_digest
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
 from babylon.core.artifacts import DIGEST_CHARS
-from babylon.core.errors import BabylonError, ModelError
+from babylon.core.errors import ArtifactError, BabylonError, ModelError
 from babylon.core.home import Home
 from babylon.core.objects import exists
 from babylon.ops.finding import Finding
@@ -46,11 +47,19 @@ async def check_state(
         async with opening as store:
             return [
                 await _database(store, embedded=embedded),
-                await _champion(store),
-                await _artifacts(store),
+                await _named("champion", _champion(store)),
+                await _named("artifacts", _artifacts(store)),
             ]
     except BabylonError as error:
         return [Finding(name="database", ok=False, required=True, detail=str(error))]
+
+
+async def _named(name: str, check: Awaitable[Finding]) -> Finding:
+    """Return what a check found. A file that the object store does not give is its own problem."""
+    try:
+        return await check
+    except (ArtifactError, ModelError) as error:
+        return Finding(name=name, ok=False, required=True, detail=str(error))
 
 
 async def _database(store: Store, *, embedded: bool) -> Finding:

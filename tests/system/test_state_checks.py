@@ -2,7 +2,7 @@
 
 import shutil
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,19 @@ async def test_the_champion_is_compared_and_loaded(
     shutil.rmtree(base)
     ok, detail = (await found(store))["champion"]
     assert ok is False and "there is no such directory" in detail
+
+
+async def test_an_object_store_without_the_champion_is_no_fault_of_the_database(
+    store: Store, settings: Settings, base: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(base)
+    (tmp_path / "store").mkdir()
+    home = replace(settings.home, store=(tmp_path / "store").as_uri())
+    findings = await found(replace(store, home=home))
+    assert findings["database"][0]
+    ok, detail = findings["champion"]
+    assert ok is False and f"models/{base.name}" in detail
+    assert "artifacts" in findings
 
 
 async def test_the_newest_artifact_of_each_kind_is_read_and_none_may_be_missing(
