@@ -78,15 +78,35 @@ def render_prompt(
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Messages, tools and variables → prompt tokens, by the tokenizer's chat template."""
-    plain = cast(list[dict[str, str]], list(messages))
-    ids = tokenizer.apply_chat_template(
-        plain,
+    return cast(list[int], _rendered(tokenizer, messages, tools, variables, tokenize=True))
+
+
+def render_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[dict[str, object]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of ``render_prompt``, before it is encoded."""
+    return cast(str, _rendered(tokenizer, messages, tools, variables, tokenize=False))
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[dict[str, object]] | None,
+    variables: Mapping[str, Any] | None,
+    *,
+    tokenize: bool,
+) -> object:
+    return tokenizer.apply_chat_template(
+        cast(list[dict[str, str]], list(messages)),
         tools=[*tools] if tools else None,
         add_generation_prompt=True,
+        tokenize=tokenize,
         return_dict=False,
         **(variables or {}),
     )
-    return cast(list[int], ids)
 
 
 def decoder(path: Path | str) -> Callable[[Sequence[int]], str]:

@@ -5,19 +5,19 @@ An unloaded policy finishes the answers that it has begun.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from babylon.core.errors import ModelError
 from babylon.core.learning_settings import Precision
 from babylon.policies.load import load_policy, products
-from babylon.policies.tokenizer import render_prompt
+from babylon.policies.tokenizer import render_prompt, render_text
 from babylon.serving.engine.grammar import Constraint, Grammars
 from babylon.serving.engine.running_batch import generate
 from babylon.serving.engine.sampling import Completion, Request, Sampling
@@ -25,6 +25,7 @@ from babylon.serving.engine.tool_calls import template_message
 from babylon.serving.engine_protocol import name_taken
 from babylon.serving.openai_wire import JsonObject, RequestError
 
+Rendered = TypeVar("Rendered", list[int], str)
 _PARAMETERS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters)
 
 
@@ -58,6 +59,24 @@ class LoadedPolicy:
             RequestError: 400, a message is malformed, the template refuses it or has no tools, or a
                 variable is none that a template may be given.
         """
+        return self._rendered(render_prompt, messages, tools, variables)
+
+    def prompt_text(
+        self,
+        messages: list[JsonObject],
+        tools: list[JsonObject] | None = None,
+        variables: JsonObject | None = None,
+    ) -> str:
+        """Return the text of a prompt, which takes a small part of the time; see ``prompt``."""
+        return self._rendered(render_text, messages, tools, variables)
+
+    def _rendered(
+        self,
+        render: Callable[..., Rendered],
+        messages: list[JsonObject],
+        tools: list[JsonObject] | None,
+        variables: JsonObject | None,
+    ) -> Rendered:
         if taken := _PARAMETERS.intersection(variables or {}):
             raise RequestError(400, f"chat_template_kwargs: leave out {', '.join(sorted(taken))}")
         plain = [template_message(message) for message in messages]
@@ -70,14 +89,13 @@ class LoadedPolicy:
                     f"the chat template of {self.name!r} has no {word}: train a base with tools",
                 )
         try:
-            ids = render_prompt(self.tokenizer, plain, tools, variables)
+            return render(self.tokenizer, plain, tools, variables)
         except Exception as error:  # a template is a program, which a client's values may break
             raise RequestError(
                 400,
                 f"the chat template refuses the messages: {error!s:.300}: change them, tools or"
                 " chat_template_kwargs",
             ) from error
-        return ids
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer requests as one batch. Blocking.

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import msgspec
+
 from babylon.serving.engine.grammar import Constraint
 from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.sampling import Request, Sampling
@@ -24,18 +26,24 @@ def chat_requests(
     Raises:
         RequestError: 400, it does not fit into the policy's context, or a message is malformed.
     """
-    _check_size(policy, sum(len(str(one.get("content", ""))) for one in chat.messages))
-    prompt = prompt_of(policy, chat)
-    return _requests(policy, prompt, chat, CHAT_TOKENS, constraint)
+    return _requests(policy, prompt_of(policy, chat), chat, CHAT_TOKENS, constraint)
 
 
 def prompt_of(policy: LoadedPolicy, chat: ChatRequest) -> list[int]:
     """Return the prompt's tokens.
 
     Raises:
-        RequestError: 400, the chat template does not take the chat.
+        RequestError: 400, the chat template does not take the chat, or the prompt cannot fit.
     """
-    return policy.prompt(chat.messages, chat.usable_tools, chat.chat_template_kwargs)
+    sent = chat.messages, chat.usable_tools, chat.chat_template_kwargs
+    # Tools, calls and variables are written too. Few chats are so long that it is worth a look.
+    if len(msgspec.json.encode(sent)) > _most_characters(policy):
+        _check_size(policy, len(policy.prompt_text(*sent)))
+    return policy.prompt(*sent)
+
+
+def _most_characters(policy: LoadedPolicy) -> int:
+    return policy.context * policy.longest_token
 
 
 def _check_size(policy: LoadedPolicy, characters: int) -> None:
@@ -44,7 +52,7 @@ def _check_size(policy: LoadedPolicy, characters: int) -> None:
     Raises:
         RequestError: 400, it has more characters than any tokens that fit.
     """
-    if characters > policy.context * policy.longest_token:
+    if characters > _most_characters(policy):
         raise RequestError(
             400,
             f"a prompt of {characters} characters does not fit into the context of"

@@ -16,6 +16,7 @@ from babylon.serving.engine.engine_process import POLICIES, SCHEDULER, make_app
 from babylon.serving.engine.loaded_policies import LoadedPolicy, load
 from babylon.serving.engine.scheduler import Job, Scheduler
 from babylon.serving.engine_protocol import SECRET
+from tests.calling_policy import save_calling_policy
 from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -31,6 +32,14 @@ async def engine(policy_path: Path) -> AsyncIterator[TestClient[Any, Any]]:
     async with TestClient(TestServer(make_app())) as client:
         response = await client.put("/policies/p-v1", json={"path": str(policy_path), "version": 1})
         assert response.status == 200, await response.text()
+        yield client
+
+
+@pytest.fixture
+async def calling_engine(tmp_path: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    path = save_calling_policy(tmp_path / "policy")
+    async with TestClient(TestServer(make_app())) as client:
+        await client.put("/policies/p-v1", json={"path": str(path), "version": 1})
         yield client
 
 
@@ -235,9 +244,29 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
     text = "x" * 20_000
     fields = {"messages": [{"role": "user", "content": text}]}
     answers = [await engine.post("/v1/chat/completions", json=chat(**fields))]
+    answers.append(await engine.post("/tokenize", json=chat(**fields)))
     asked = {"model": "p-v1", "prompt": text}
     answers.append(await engine.post("/v1/completions", json=asked))
     for answer in answers:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("part", ["tools", "arguments"])
+async def test_tools_and_calls_that_cannot_fit_are_refused_before_they_are_encoded(
+    calling_engine: TestClient[Any, Any], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(LoadedPolicy, "prompt", None)
+    text = "x" * 500_000
+    function = {"name": "f", "description": text, "parameters": {}}
+    call = {"function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    told = {"role": "assistant", "content": "", "tool_calls": [call]}
+    fields: dict[str, dict[str, Any]] = {
+        "tools": {"tools": [{"type": "function", "function": function}]},
+        "arguments": {"messages": [told, {"role": "user", "content": "and?"}]},
+    }
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = await calling_engine.post(path, json=chat(**fields[part]))
         error = (await answer.json())["error"]
         assert (answer.status, error["code"]) == (400, "context_length_exceeded")
 
