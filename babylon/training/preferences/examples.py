@@ -54,11 +54,17 @@ class Examples:
 
     @cached_property
     def mismatched(self) -> PrefixTree:
-        """The prompt of each call with the completion of the call before it, in a tree."""
+        """The prompt of each call with the completion of the call before it, in a tree.
+
+        A completion is cut where the two would be longer than any call: all of them fit the model.
+        """
         others = [self.calls[-1], *self.calls[:-1]]
+        longest = max(len(call.prompt) + len(call.completion) for call in self.calls)
         return compile_tree(
             [
-                replace(own, completion=other.completion, logprobs=None)
+                replace(
+                    own, completion=other.completion[: longest - len(own.prompt)], logprobs=None
+                )
                 for own, other in zip(self.calls, others, strict=True)
             ]
         )

@@ -285,6 +285,18 @@ def test_calls_of_policies_that_are_too_old_are_not_labelled() -> None:
     assert examples.trajectory_ids == ("a", "b")
 
 
+def test_no_prompt_meets_a_reply_with_which_it_exceeds_every_call() -> None:
+    """All calls fit the model; a long prompt with the reply to a short one may not."""
+    long = CallTokens(prompt=[1] * 28, completion=[2] * 4, logprobs=None)
+    short = CallTokens(prompt=[3] * 4, completion=[2] * 28, logprobs=None)
+    rows = [
+        ScoredTrajectory(trajectory_id=str(n), group="g", score=float(n), calls=[call])
+        for n, call in enumerate((long, short))
+    ]
+    mismatched = labelled_examples(rows, LABELS).mismatched.calls
+    assert [len(one.prompt) + len(one.completion) for one in mismatched] == [32, 8]
+
+
 def test_losses_agree_with_cases_computed_by_hand() -> None:
     """One pair of one-token replies whose margin is known: only the forward pass is a model's."""
     model = tiny_model(0)
