@@ -9,6 +9,7 @@ one.
 import importlib
 import io
 import os
+import pickle
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -89,7 +90,7 @@ def train_baseline(
 
     Raises:
         ConfigError: agilerl is not installed, or the directory holds another run.
-        ModelError: The state cannot be read.
+        ModelError: The state, or what was trained, cannot be read.
     """
     algorithm = find_algorithm(run.algorithm)
     if algorithm.view == "recorded" and recorded is None:
@@ -126,7 +127,7 @@ def export_elite(directory: Path, target: Path) -> NumericManifest:
     if not (directory / ELITE).exists():
         raise ModelError(f"{directory} holds no trained baseline: `babylon baseline train`")
     _require_agilerl()
-    run = msgspec.json.decode((directory / RUN).read_bytes(), type=BaselineRun)
+    run = _run_of(directory / RUN)
     algorithm, rules = find_algorithm(run.algorithm), PRESETS[run.rules]
     stored = _read(directory / ELITE)
     (agent,) = _restored([stored["agent"]], algorithm, make_view(algorithm, run.rules, 0))
@@ -156,12 +157,19 @@ def _claim(directory: Path, run: BaselineRun) -> None:
     """Write what is trained, or check that the directory holds the same."""
     path = directory / RUN
     if path.exists():
-        known = msgspec.json.decode(path.read_bytes(), type=BaselineRun)
+        known = _run_of(path)
         if known != run:
             raise ConfigError(f"{directory} holds {known}, not {run}: give another --name")
         return
     make_directory(directory)
     path.write_bytes(msgspec.json.encode(run))
+
+
+def _run_of(path: Path) -> BaselineRun:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BaselineRun)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{path} does not load ({error}): remove it and train again") from error
 
 
 def _begin(algorithm: Algorithm, run: BaselineRun, recorded: Transitions | None) -> _State:
@@ -347,6 +355,6 @@ def _read(path: Path) -> dict[str, Any]:
     """Read a file that this module wrote; it holds pickles, so only from one's own home."""
     try:
         stored: dict[str, Any] = torch.load(path, weights_only=False)
-    except (OSError, RuntimeError, EOFError, AttributeError) as error:
+    except (OSError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
         raise ModelError(f"{path} does not load ({error}): remove it and train again") from error
     return stored

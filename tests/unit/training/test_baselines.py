@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -85,3 +86,15 @@ def test_without_agilerl_or_an_elite_the_remedy_is_named(
         train_baseline(tmp_path, BaselineRun(algorithm="cqn"), 1)
     with pytest.raises(ModelError, match="holds no trained baseline"):
         export_elite(tmp_path, tmp_path / "policy")
+
+
+@pytest.mark.parametrize("damaged", ["run.json", "state.pt"])
+def test_a_file_that_a_loss_of_power_damaged_is_named(
+    damaged: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("babylon.training.baselines.train._require_agilerl", lambda: None)
+    run = BaselineRun(algorithm="dqn")
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
+    (tmp_path / damaged).write_bytes(b"garbage")
+    with pytest.raises(ModelError, match=f"{damaged} does not load .*: remove it and train again"):
+        train_baseline(tmp_path, run, 1)
