@@ -293,7 +293,7 @@ def _unflattened(span: Span, prefix: str) -> dict[int, JsonObject]:
     found: dict[int, JsonObject] = {}
     for name, value in span.attributes.items():
         number, _, rest = name.removeprefix(f"{prefix}.").partition(".")
-        if not name.startswith(f"{prefix}.") or not number.isdecimal() or not rest:
+        if not name.startswith(f"{prefix}.") or not _is_place(number) or not rest:
             continue
         owner = found.setdefault(int(number), {})
         *path, last = rest.split(".")
@@ -309,8 +309,13 @@ def _unflattened(span: Span, prefix: str) -> dict[int, JsonObject]:
 def _listed(owner: object) -> list[JsonObject]:
     """Return the objects of ``{"0": ..., "1": ...}`` in order."""
     items = owner.items() if isinstance(owner, dict) else ()
-    numbered = [(int(key), item) for key, item in items if str(key).isdecimal()]
+    numbered = [(int(key), item) for key, item in items if _is_place(str(key))]
     return [item for _, item in sorted(numbered, key=lambda one: one[0]) if isinstance(item, dict)]
+
+
+def _is_place(text: str) -> bool:
+    """Return True for a number of a list's item. Python reads no number of thousands of digits."""
+    return text.isdecimal() and len(text) < 10
 
 
 def _openinference_sampling(span: Span) -> JsonObject:

@@ -209,6 +209,10 @@ NAMELESS = {"role": "assistant", "parts": [{"type": "tool_call", "arguments": {}
         (llm("u", "r", **{"llm.output_messages.0.message.tool_calls.0.tool_call.id": "1"}),
          "llm.output_messages.0: a tool call names no function"),
         ({"openinference.span.kind": "LLM"}, "llm.output_messages is missing: record content"),
+        ({"gen_ai.operation.name": "chat", f"gen_ai.prompt.{'1' * 5000}.content": "u"},
+         "gen_ai.output.messages is missing"),
+        (llm("u", "r", **{f"llm.output_messages.0.message.tool_calls.{'1' * 5000}.tool_call.id":
+         "1", "llm.output_messages.0.message.content": ""}), "content None"),
     ],
 )  # fmt: skip
 def test_spans_that_cannot_be_read_are_named(attributes: dict[str, Any], message: str) -> None:
