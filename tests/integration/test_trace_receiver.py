@@ -293,6 +293,23 @@ async def test_spans_that_make_no_trajectory_are_dropped_and_hold_up_no_other(
         assert state["finished_at"] is None
 
 
+async def test_the_tools_of_calls_that_name_a_trajectory_are_kept_if_the_trace_names_it_too(
+    stack: Stack, agent: Player
+) -> None:
+    traced = traced_agent(stack, agent)
+    answer = await agent.chat("told")
+    about = {"gen_ai.operation.name": "chat", "gen_ai.response.id": answer.parse().id}
+    root = traced.open("run", {**AGENT, "gen_ai.conversation.id": "told"})
+    traced.span("chat", about, parent=root)
+    traced.span("t", ran("sh"), second=1, parent=root)
+    traced.end(root)
+    await traced.send()
+    (result,) = await agent.ok({"type": "finish", "trajectory_id": "told"})
+    assert result["calls"] == 1
+    (step,) = json.loads((await row_of(stack, "told"))["stepsJson"])
+    assert step["action"]["actionType"] == "sh"
+
+
 async def test_a_finish_that_waits_holds_up_no_other(stack: Stack, agent: Player) -> None:
     store, waiting = stack.store, traced_agent(stack, agent)
     waiting.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "waits"}))
