@@ -708,3 +708,15 @@ async def test_the_blocking_client_sends_again_what_was_not_answered(
 
     name = await asyncio.to_thread(record)
     assert await stack.store.pool.fetchval('SELECT "trajectoryId" FROM trajectories') == name
+
+
+async def test_a_step_that_names_a_call_of_another_agent_is_refused_with_the_reason(
+    agent: Player,
+) -> None:
+    await agent.ok({"type": "start", "trajectory_id": "t", "agent_id": "seven"})
+    users = (await agent.chat("t", user="bob")).parse().id
+    await agent.ok({"type": "step", "trajectory_id": "t", "number": 0, "calls": [users]})
+    answer = await agent.send({"type": "finish", "trajectory_id": "t"})
+    assert answer.status_code == 409
+    message = answer.json()["error"]["message"]
+    assert "is of agent 'seven' and names a call of agent 'bob': name the agent" in message

@@ -387,18 +387,26 @@ async def _records(
     """Return the trajectory's calls and those that its steps or spans name, in the order of time.
 
     Raises:
-        RequestError: 409, a step or span names a call of another trajectory. A call of a recognised
-            session may become this trajectory's until the session is finished, which may train it.
+        RequestError: 409, a step or span names a call of another trajectory, or a step one of
+            another agent. A call of a recognised session may become this trajectory's until the
+            session is finished, which may train it.
     """
     of_spans = [one.call_id for one in spans if one.call_id]
-    records = await played_calls(connection, play, _named_calls(steps) + of_spans)
+    named = _named_calls(steps)
+    records = await played_calls(connection, play, named + of_spans)
     others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
     for place in filter(None, others):
         session = await find_play(connection, place) if session_owner(place) else None
         if not session_owner(place) or (session and session.finished_at):
             raise _conflict(play, f"names a call of trajectory {place!r:.80}")
-    own = (None, play.agent_id)  # collection leaves out other agents' calls
-    return [one for one in records if play.agent_id is None or one.agent_id in own]
+    if play.agent_id is None:
+        return records
+    # Collection leaves out other agents' calls. OpenAI's ``user`` names an agent too.
+    strange = [one for one in records if one.agent_id not in (None, play.agent_id)]
+    if other := next((one.agent_id for one in strange if one.call_id in named), None):
+        problem = f"is of agent {play.agent_id!r:.80} and names a call of agent {other!r:.80}"
+        raise _conflict(play, f"{problem}: name the agent in each call's x-babylon-agent, or")
+    return [one for one in records if one not in strange]
 
 
 async def _reward(
