@@ -43,6 +43,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "vllm_xargs": ({},),  # may name any logits processor
     "watermarking": (False,),  # favours some tokens
     "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),

@@ -63,7 +63,6 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "prompt_logprobs": (),
-    "modalities": (["text"],),
 }
 _NO_CHAT = _UNSUPPORTED | {"tools": ([],), "chat_template_kwargs": ({},)}
 _GRAMMARS = {"tool_choice", "response_format"}  # what chats may constrain

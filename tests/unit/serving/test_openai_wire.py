@@ -21,7 +21,7 @@ OPENAI = {
     "stream",
 }
 # Fields of OpenAI whose effect on the tokens is not recorded, or is not known.
-OPENAI_UNDECIDED = {"audio", "modalities", "prediction", "web_search_options"}
+OPENAI_UNDECIDED = {"audio", "prediction", "web_search_options"}
 # The fields of vLLM 0.32 beyond OpenAI's; tests/contract/test_vllm_fields.py compares them with it.
 VLLM = """
     thinking_token_budget include_reasoning use_beam_search top_k min_p repetition_penalty
@@ -61,6 +61,7 @@ def test_every_field_of_vllm_is_decided() -> None:
         {"tool_choice": {"type": "function", "function": {"name": "price"}}},
         {"response_format": {"type": "json_object"}},
         {"top_k": 5},
+        {"modalities": ["text", "audio"]},
     ],
 )
 def test_what_bends_the_distribution_is_named(field: dict[str, object]) -> None:
@@ -70,6 +71,7 @@ def test_what_bends_the_distribution_is_named(field: dict[str, object]) -> None:
 def test_neutral_and_absent_values_bend_nothing() -> None:
     neutral = {"top_k": -1, "min_p": 0, "tool_choice": "auto", "logit_bias": {}, "foo": None}
     neutral |= {"use_beam_search": False, "response_format": {"type": "text"}, "best_of": None}
+    neutral["modalities"] = ["text"]
     assert constraints(neutral) == unknown_fields(neutral) == []
 
 
