@@ -23,8 +23,9 @@ _REMEDIES = {
     "container": "run the code in the agent, as a tool",
     "n": "send one request per answer",
 }
-# Fields without effect on the tokens here, beside those that ``_Asked`` names.
-_DROPPED = ("cache_control", "inference_geo", "service_tier", *_REMEDIES)
+# Fields without effect on the tokens here, beside those that ``_Asked`` names: no old results of
+# tools are cleared, so the policy reads the whole prompt.
+_DROPPED = ("cache_control", "context_management", "inference_geo", "service_tier", *_REMEDIES)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

@@ -138,6 +138,7 @@ def test_fields_of_responses(sent: dict[str, Any], chat: dict[str, Any]) -> None
                               "json_schema": {"name": "answer", "schema": SCHEMA}}}),
         ({"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}),
         ({"service_tier": "auto"}, {}),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, {}),
         ({"temperature": 0.5, "top_k": 3}, {"temperature": 0.5, "top_k": 3}),
     ],
 )  # fmt: skip
