@@ -11,11 +11,11 @@ gateway's. Prints for each turn p50 and p99 of both, what the gateway adds, and 
 turns.
 
 The gateway with all its threads has the last processor for itself; clients, engine and Postgres
-share the others, where Postgres runs after the others: it would have a machine of its own. With
-``--shared`` all run anywhere. *Idle* is the share of the machine's
-processors that nobody used: other programs show in it, and beside them a latency is their wait for
-a processor. The gateway takes turns with a *relay*, which only copies bytes, at the same rate in
-the same place: that is the least that this machine lets a second process add.
+share the others, and Postgres runs last: it would have a machine of its own. With ``--shared`` all
+run anywhere. *Idle* is the share of the machine's processors that nobody used: other programs show
+in it, and beside them a latency is their wait for a processor. The gateway takes turns with a
+*relay*, which only copies bytes, at the same rate in the same place: that is the least that this
+machine lets a second process add.
 *Queue* is the p99 of wait and service of calls that cost what they do and arrive as they do, by
 theory: in any gateway, a call waits for others on its one processor.
 """
