@@ -13,7 +13,7 @@ HARNESS := .venv-harness
 EXPORTS := .venv-exports
 SCHEMATHESIS := .venv-schemathesis
 AGILERL := .venv-agilerl
-WINDOWS ?= 12
+WINDOWS ?= 7
 SEED ?= 1
 
 .PHONY: help setup demo check test-fast test test-slow smoke faults hosts learning test-vllm test-harnesses test-openapi test-exports test-agilerl test-postgres metrics lock \

@@ -1,6 +1,6 @@
 """Improvement of the model by ``babylon demo``, for several seeds.
 
-    python -m benchmarks.demo [--seeds 1 2 3] [--windows 12]
+    python -m benchmarks.demo [--seeds 1 2 3] [--windows 7]
 
 Runs the demo once per seed, each in a new home with a newly made base model. Prints a Markdown
 table: P&L of the base, the base after supervised fine-tuning on the best plays, the final policy,
@@ -67,7 +67,7 @@ def row(report: DemoReport, wall_s: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--windows", type=int, default=12)
+    parser.add_argument("--windows", type=int, default=7)
     options = parser.parse_args()
     print("\n".join(HEADER), flush=True)
     for seed in options.seeds:

@@ -72,6 +72,8 @@ def train(
         population=population,
         seed=settings.seed,
         steps=steps,
+        windows=windows,
+        source=str(source.absolute()) if source else None,
     )
     directory = settings.home.baselines / (name or f"{algorithm}-{rules.value}")
     opened = partial(open_store, settings)  # not open yet: a dataset needs no database

@@ -57,7 +57,7 @@ class DemoGame:
 
 
 GAMES = {
-    "starter": DemoGame(rules=STARTER, windows=12, agents=64, final=512),
+    "starter": DemoGame(rules=STARTER, windows=7, agents=128, final=512),
     "hour": DemoGame(rules=HOUR, windows=3, agents=16, final=64, gate=128, base="embedded:hour"),
 }
 Say = Callable[[str], None]

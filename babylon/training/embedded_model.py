@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from babylon.training.base_model import EmbeddedModelRecipe, Progress
 
 logger = logging.getLogger(__name__)
-IGNORED = -100  # torch's ignore_index
 REPLIES = 8  # to each long prompt: they cost little, because the prompt is forwarded once
 SHORT = [STARTER]
 LONG = [LEVELS["L2"].rules(0), LEVELS["L1"].rules(0), LEVELS["L2"].rules(0), HOUR]
@@ -66,11 +65,15 @@ def _choices(
 
 
 def _lessons(recipe: "EmbeddedModelRecipe") -> Iterator[Choices]:
-    """Yield prompts with replies to imitate: first short ones, last those of the mixture.
+    """Yield prompts with replies to imitate. For the hour, first short ones, last the mixture's.
 
     In the mixture a headline changes too few replies for a tiny model to learn to read them from
     long prompts. Where all teachers follow headlines, reading is most of what there is to learn.
     """
+    if recipe.game == "starter":
+        return (
+            Choices(prompt, (reply["content"],)) for *prompt, reply in scripted_chats(recipe.seed)
+        )
     short = recipe.short_steps * recipe.batch_size
     long = recipe.reading_steps * recipe.batch_size - short
     return itertools.chain(
@@ -115,7 +118,7 @@ def _imitate(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=recipe.learning_rate, total_steps=recipe.steps, pct_start=0.1
     )
-    gradients = (_of_chats if recipe.game == "starter" else _of_choices)(model, tokenizer, recipe)
+    gradients = _gradients(model, tokenizer, recipe)
     for step in range(recipe.steps):
         loss = next(gradients)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -131,24 +134,15 @@ def _imitate(
     return model
 
 
-def _of_chats(
+def _gradients(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
 ) -> Iterator[float]:
-    """Accumulate the gradient of a batch of short chats, again and again, and yield its loss."""
-    chats = scripted_chats(recipe.seed)
-    model.train()
-    while True:
-        batch = list(itertools.islice(chats, recipe.batch_size))
-        loss = _reply_loss(model, *_batch(tokenizer, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        yield loss.item()
+    """Accumulate the gradient of a batch of replies, again and again, and yield their loss.
 
-
-def _of_choices(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: "EmbeddedModelRecipe"
-) -> Iterator[float]:
-    """Do the same for prompts with several replies each, by the trainer's prefix tree."""
+    Prompts share a prefix, which the trainer's tree forwards once.
+    """
     lessons, forward = _lessons(recipe), PolicyForward(model)
+    model.train()
     while True:
         calls = [
             CallTokens(
@@ -174,33 +168,3 @@ def _of_choices(
 
         forward.accumulate(compile_tree(calls), loss)
         yield sum(losses)
-
-
-def _reply_loss(
-    model: Qwen3ForCausalLM, input_ids: torch.Tensor, labels: torch.Tensor
-) -> torch.Tensor:
-    """Mean cross-entropy of the labelled tokens. The head runs at their positions only.
-
-    Padding is on the right and attention is causal, so no mask is needed.
-    """
-    hidden = model.model(input_ids=input_ids, use_cache=False).last_hidden_state
-    targets = labels[:, 1:]
-    keep = targets != IGNORED
-    logits = model.lm_head(hidden[:, :-1][keep])
-    return torch.nn.functional.cross_entropy(logits.float(), targets[keep])
-
-
-def _batch(
-    tokenizer: PreTrainedTokenizerFast, chats: list[list[dict[str, str]]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids and labels ``[B, L]``. Only the reply and its end token are labels."""
-    prompts = [render_prompt(tokenizer, chat[:-1]) for chat in chats]
-    replies = [[*tokenizer.encode(chat[-1]["content"]), tokenizer.eos_token_id] for chat in chats]
-    length = max(len(p) + len(r) for p, r in zip(prompts, replies, strict=True))
-    ids = torch.full((len(chats), length), tokenizer.pad_token_id)
-    labels = torch.full((len(chats), length), IGNORED)
-    for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
-        end = len(prompt) + len(reply)
-        ids[row, :end] = torch.tensor(prompt + reply)
-        labels[row, len(prompt) : end] = torch.tensor(reply)
-    return ids, labels

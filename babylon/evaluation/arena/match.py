@@ -51,8 +51,12 @@ async def compare(
     ended = None
     for batch in worlds.batches:
         meet = partial(play, scenarios=batch.scenarios, seats=worlds.seats)
-        before.append(await asyncio.to_thread(meet, champion, copies=worlds.seats))
-        after.append(await asyncio.to_thread(meet, challenger, copies=worlds.seats))
+        # At once: an engine answers one player while the other's next prompts are written.
+        old, new = await asyncio.gather(
+            *(asyncio.to_thread(meet, one, copies=worlds.seats) for one in (champion, challenger))
+        )
+        before.append(old)
+        after.append(new)
         for copies, found in crowds.items():
             mixed = await asyncio.to_thread(meet, challenger, copies=copies, others=champion)
             found.append(mixed.pnl)

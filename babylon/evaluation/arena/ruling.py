@@ -109,10 +109,11 @@ def worse_at_worst(champion: Plays, challenger: Plays) -> str | None:
 def unfit(champion: Plays, challenger: Plays, budget: int) -> str | None:
     """Return the reason why a challenger must not serve regardless of its P&L, if there is one."""
     rise = challenger.malformed - champion.malformed
-    certain = np.ones_like(rise)  # a world's share of malformed replies changes by at most 1
-    shares = Differences(rise, certain, certain)
-    if log_wealth(shares, budget, MAX_EXTRA_MALFORMED)[-1] >= CERTAIN:
-        return more_malformed(champion, challenger)
+    whole = np.ones_like(rise)  # a world's share of malformed replies changes by at most 1
+    shares = Differences(rise, whole, whole)
+    certain = log_wealth(shares, budget, MAX_EXTRA_MALFORMED)[-1] >= CERTAIN
+    if certain and (reason := more_malformed(champion, challenger)):
+        return reason
     decision, share = challenger.commonest
     if share >= COLLAPSED and champion.commonest[1] < COLLAPSED:
         return f"collapsed: {share:.1%} of its decisions are the same, {decision}"

@@ -43,13 +43,19 @@ INSTALL = "install babylon-rl[agilerl] into an environment of its own, and run t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineRun:
-    """The training of a baseline. ``steps`` a generation and member; None: the algorithm's own."""
+    """The training of a baseline.
+
+    ``steps`` a generation and member; None: the algorithm's own. ``windows``: the recorded ones
+    that ``cqn`` learns from, and ``source``, the dataset that holds them; None: the database.
+    """
 
     algorithm: str
     rules: str = "starter"
     population: int = 1
     seed: int = 0
     steps: int | None = None
+    windows: str | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

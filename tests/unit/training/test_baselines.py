@@ -1,6 +1,7 @@
 """What can be known of the baselines without agilerl."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -86,6 +87,16 @@ def test_without_agilerl_or_an_elite_the_remedy_is_named(
         train_baseline(tmp_path, BaselineRun(algorithm="cqn"), 1)
     with pytest.raises(ModelError, match="holds no trained baseline"):
         export_elite(tmp_path, tmp_path / "policy")
+
+
+def test_a_run_does_not_go_on_with_other_recorded_windows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("babylon.training.baselines.train._require_agilerl", lambda: None)
+    run = BaselineRun(algorithm="dqn", windows="2026-01")
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
+    with pytest.raises(ConfigError, match="windows='2026-01'.*windows='2026-02'.*another --name"):
+        train_baseline(tmp_path, replace(run, windows="2026-02"), 1)
 
 
 @pytest.mark.parametrize("damaged", ["run.json", "state.pt"])

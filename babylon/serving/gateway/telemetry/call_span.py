@@ -127,8 +127,9 @@ def _tool_call(call: JsonObject) -> JsonObject:
     return {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
 
 
-def _tool(tool: JsonObject) -> JsonObject:
+def _tool(sent: object) -> JsonObject:
     """Return a tool with the fields of its function beside its type."""
+    tool = _object(sent)  # an engine may have refused what was sent as one
     return {"type": tool.get("type"), **_object(tool.get("function"))}
 
 

@@ -1,3 +1,4 @@
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -62,6 +63,18 @@ async def test_a_match_ends_as_soon_as_it_is_clear(
     assert len(match.champion.pnl) == len(match.challenger.pnl) == scenarios
 
 
+async def test_both_players_are_asked_at_once() -> None:
+    """An engine answers one while the other's prompts are written."""
+    both = threading.Barrier(2, timeout=60)
+
+    def meeting(seats: Sequence[Seat]) -> Sequence[Decision]:
+        both.wait()
+        return [Hold() for _ in seats]
+
+    match = await compare(meeting, meeting, simulated(WORLDS[:2]))
+    assert match.ruling == "insufficient" and not both.broken
+
+
 async def test_the_last_batch_may_be_a_part_and_always_rules() -> None:
     """Against a random trader one that believes the news now and then: a gain that takes more."""
 
@@ -117,6 +130,13 @@ def test_a_rise_of_malformed_replies_that_may_be_noise_blocks_a_promotion_but_re
     assert "malformed replies rose from 0.0% to 3.1%" in (worse_at_worst(before, after) or "")
     after.malformed[:] = 0.0
     assert worse_at_worst(before, after) is None
+
+
+def test_a_rise_of_malformed_replies_that_is_over_does_not_excuse_a_collapse() -> None:
+    before = plays([0.0] * 1025, decisions={BUY: 50, Hold(): 50})
+    after = plays([0.0] * 1025, decisions={Hold(): 100})
+    after.malformed[:20] = 1.0  # 1.95 %: betting on more than 2 % won before, and stays ahead
+    assert "collapsed" in (unfit(before, after, budget=2048) or "")
 
 
 def test_drawdown_is_the_largest_fall_below_an_earlier_height() -> None:

@@ -76,6 +76,11 @@ def test_arguments_that_are_no_json_stay_text() -> None:
     ]
 
 
+def test_a_tool_that_is_no_object_costs_no_span() -> None:
+    found = content(replace(CALL, parameters='{"tools":[1,{"type":"function"}]}'))
+    assert json.loads(str(found["gen_ai.tool.definitions"]))[1] == {"type": "function"}
+
+
 def test_tools_that_a_rule_redacts_as_a_whole_are_no_attribute() -> None:
     """A failed span would break a connection whose answer is already sent."""
     rules = RecordingRules()
