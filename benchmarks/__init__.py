@@ -1,1 +1,1 @@
-"""Benchmarks, run with ``python -m benchmarks.NAME``. docs/benchmarks.md holds the figures."""
+"""Benchmarks, run with ``python -m benchmarks.NAME``. docs/benchmarks/ has the figures."""

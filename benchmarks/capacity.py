@@ -57,7 +57,8 @@ class UnitCosts:
     engine_tokens_s: float = 2500.0  # answered by one engine in a second
 
 
-# The gateway's is that of docs/benchmarks.md; the others are estimates. --measure replaces them.
+# The gateway's is that of docs/benchmarks/serving.md; the others are estimates, which --measure
+# replaces.
 ASSUMED = UnitCosts(
     gateway_s=0.00043,
     gateway_token_s=0.0,

@@ -1,4 +1,4 @@
-"""Our trainer beside its peers: ``python -m benchmarks.trainer``, explained in docs/benchmarks.md.
+"""Our trainer beside its peers: ``python -m benchmarks.trainer``; see docs/benchmarks/trainer.md.
 
 ``cases`` makes the logged windows and ``models`` the policies. Each trainer of ``contenders`` runs
 in a process of its own (``worker``), one after another (``rounds``). ``flops`` counts the necessary

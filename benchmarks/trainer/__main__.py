@@ -1,4 +1,4 @@
-"""``python -m benchmarks.trainer``: all cases, or the chosen ones; see docs/benchmarks.md.
+"""``python -m benchmarks.trainer``: all cases, or the chosen ones; see docs/benchmarks/trainer.md.
 
 Exits with 1 if a chosen peer is not installed, after measuring the others.
 """

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 CUDA_PORTION_TOKENS = 16_384
 CUDA_MOST_TOKENS = 65_536
 # a CPU is fastest when the activations of a layer fit into its cache, so wide models get smaller
-# portions; measured in docs/benchmarks.md
+# portions; measured in docs/benchmarks/trainer.md
 CPU_PORTION_TOKENS = (512, 3072)
 CPU_PORTION_VALUES = 2**19
 SMALLEST = 64  # tokens a portion: with fewer, activations are negligible beside the weights

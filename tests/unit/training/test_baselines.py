@@ -95,7 +95,7 @@ def test_a_run_does_not_go_on_with_other_recorded_windows(
     monkeypatch.setattr("babylon.training.baselines.train._require_agilerl", lambda: None)
     run = BaselineRun(algorithm="dqn", windows="2026-01")
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
-    with pytest.raises(ConfigError, match="windows='2026-01'.*windows='2026-02'.*another --name"):
+    with pytest.raises(ConfigError, match=r"windows='2026-01'.*windows='2026-02'.*another --name"):
         train_baseline(tmp_path, replace(run, windows="2026-02"), 1)
 
 
