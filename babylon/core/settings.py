@@ -306,7 +306,7 @@ class DeploymentSettings(Group):
     """Hours that a person has to approve a checkpoint that passed; without a yes it is not
     deployed. Unset: no approval is needed.
     """
-    # An hour of the demo moves a policy by 0.003 to 0.03, its twelve hours together by 0.17.
+    # An hour of the demo moves a policy by 0.003 to 0.04.
     max_serving_kl: float = _env(0.5, "MAX_SERVING_KL", gt=0)
     """Largest KL divergence from the champion, in nats a token, at which a checkpoint may serve."""
     keep_checkpoints: int = _env(3, "KEEP_CHECKPOINTS", ge=1)
