@@ -57,6 +57,7 @@ class SpanReader:
     is_call: Callable[[Span], bool]
     kind: str
     tool_kind: str
+    agent_kinds: tuple[str, ...]
     tool: tuple[str, str, str]
     conversation: str
     agent: tuple[str, str]
@@ -68,6 +69,10 @@ class SpanReader:
     def is_tool(self, span: Span) -> bool:
         """Return True for the execution of a tool."""
         return span.attributes.get(self.kind) == self.tool_kind
+
+    def is_agent(self, span: Span) -> bool:
+        """Return True for a run of an agent, whose calls and tools are spans of their own."""
+        return span.attributes.get(self.kind) in self.agent_kinds
 
     def read_tool(self, span: Span) -> ToolRun:
         """Return the execution of a tool. Arguments that are no object are its ``input``."""
@@ -341,6 +346,7 @@ _READERS: dict[Dialect, SpanReader] = {
         is_call=_is_otel_call,
         kind="gen_ai.operation.name",
         tool_kind="execute_tool",
+        agent_kinds=("invoke_agent", "create_agent", "invoke_workflow"),
         tool=("gen_ai.tool.name", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
         conversation="gen_ai.conversation.id",
         agent=("gen_ai.agent.id", "gen_ai.agent.name"),
@@ -353,6 +359,7 @@ _READERS: dict[Dialect, SpanReader] = {
         is_call=lambda span: span.attributes.get("openinference.span.kind") == "LLM",
         kind="openinference.span.kind",
         tool_kind="TOOL",
+        agent_kinds=("AGENT", "CHAIN"),
         tool=("tool.name", "input.value", "output.value"),
         conversation="session.id",
         agent=("agent.name", "user.id"),

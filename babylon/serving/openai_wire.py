@@ -6,6 +6,7 @@ With ``return_token_ids`` in a request, vLLM answers with ``prompt_token_ids`` (
 The types are ours because openai's request types are TypedDicts, which validate nothing.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
@@ -22,6 +23,14 @@ MAX_DEPTH = 900  # levels of a body; some deeper ones are decoded, but not encod
 MAX_STOPS, MAX_STOP = 32, 1000  # strings that end an answer, and characters of one
 MAX_TOP_LOGPROBS = 20  # vLLM's and OpenAI's limit
 DONE = b"data: [DONE]\n\n"
+_TEXT_PARTS = {"text", "refusal", "input_text", "output_text", "thinking"}  # vLLM's
+_WORD = re.compile(r"[a-z][a-z_]{0,39}")
+# Escapes of JSON after an even number of backslashes: a pair of surrogates, or a half of one.
+_SURROGATES = re.compile(
+    rb"(?<!\\)(?P<before>(?:\\\\)*)"
+    rb"(?:\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][\da-fA-F]{2}))"
+)
 
 # Parameters that change the sampling distribution, beside temperature and top_p, and the values
 # with which they do not. None, which means "not given", never does.
@@ -204,6 +213,25 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
 Sampled = TypeVar("Sampled", bound=SamplingRequest)
 
 
+def decode_batch(body: bytes) -> object:
+    """Decode JSON of many events, in which U+FFFD replaces each half of a surrogate pair.
+
+    Programs that count a text in UTF-16 leave such halves where they cut it. One must not cost the
+    whole batch.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is no JSON, or nested too deep.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return msgspec.json.decode(_SURROGATES.sub(_whole, body))
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    return found["before"] + rb"\ufffd" if found["half"] else found[0]
+
+
 def decode_object(body: bytes) -> JsonObject:
     """Decode a request body.
 
@@ -257,11 +285,33 @@ def other_parts(fields: Mapping[str, object]) -> list[str]:
     told = messages if isinstance(messages, list) else []  # a completion may have anything there
     contents = [one.get("content") for one in told if isinstance(one, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    kinds = {str(part.get("type")) if isinstance(part, dict) else str(part) for part in parts}
-    return sorted(kinds - {"text", "refusal"})
+    return sorted({_kind_of_part(part) for part in parts} - _TEXT_PARTS)
 
 
-def free_of_strict(fields: Mapping[str, object]) -> Mapping[str, object]:
+def _kind_of_part(part: object) -> str:
+    """Return the part's type as it may be recorded: what is no plain word may be a secret."""
+    if isinstance(part, str):
+        return "text"
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) and _WORD.fullmatch(kind) else "a part of unknown type"
+
+
+def for_engine(fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a request as engines take it: without ``strict`` that binds nothing, and with the role
+    ``system`` in place of ``developer``, which templates of open models skip or refuse."""
+    messages = fields.get("messages")
+    told = messages if isinstance(messages, list) else []
+    if any(isinstance(one, dict) and one.get("role") == "developer" for one in told):
+        fields = {**fields, "messages": [_of_system(one) for one in told]}
+    return _free_of_strict(fields)
+
+
+def _of_system(message: object) -> object:
+    named = isinstance(message, dict) and message.get("role") == "developer"
+    return {**message, "role": "system"} if named else message  # type: ignore[dict-item]
+
+
+def _free_of_strict(fields: Mapping[str, object]) -> Mapping[str, object]:
     """Return the fields without ``strict`` in tools that the answer is not forced to call.
 
     vLLM constrains the sampling of a request with a strict tool (unless it runs with
@@ -271,11 +321,11 @@ def free_of_strict(fields: Mapping[str, object]) -> Mapping[str, object]:
     tools = fields.get("tools")
     if not isinstance(tools, list) or fields.get("tool_choice") not in (None, "auto", "none"):
         return fields
-    left = [_free_of_strict(tool) for tool in tools]
+    left = [_tool_free_of_strict(tool) for tool in tools]
     return fields if left == tools else {**fields, "tools": left}
 
 
-def _free_of_strict(tool: object) -> object:
+def _tool_free_of_strict(tool: object) -> object:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict) or "strict" not in function:
         return tool

@@ -95,7 +95,7 @@ def template_message(message: JsonObject) -> JsonObject:
     if not isinstance(calls, list):
         raise RequestError(400, f"tool_calls {calls!r:.80}: send a list")
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
         known = [text for text in texts if isinstance(text, str)]
         content = "".join(known) if len(known) == len(texts) else content
     if content is None and calls:

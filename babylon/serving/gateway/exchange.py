@@ -24,7 +24,7 @@ from babylon.serving.openai_wire import (
     JsonObject,
     RequestError,
     constraints,
-    free_of_strict,
+    for_engine,
     other_parts,
     parse_chat,
     parse_completion,
@@ -117,7 +117,7 @@ class Identity:
         if step is not None and not (step.isascii() and step.isdigit() and len(step) <= 9):
             raise RequestError(400, f"x-babylon-step {step!r:.80}: send the step's number")
         return cls(
-            agent_id=_checked(_AGENT, given.get(_AGENT) or user),
+            agent_id=_checked(_AGENT, given.get(_AGENT)) or _checked(b"user", user),
             trajectory_id=_checked(_TRAJECTORY, given.get(_TRAJECTORY)),
             step=None if step is None else int(step),
         )
@@ -164,7 +164,7 @@ class Exchange:
         }
         if self.request.stream:
             added["stream_options"] = {"include_usage": True}
-        return msgspec.json.encode({**free_of_strict(self.fields), **added})
+        return msgspec.json.encode({**for_engine(self.fields), **added})
 
     @property
     def attribution(self) -> Headers:

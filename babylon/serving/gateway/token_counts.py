@@ -9,7 +9,7 @@ from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.engine_client import EngineDownError
 from babylon.serving.gateway.engine_errors import error_body_of
 from babylon.serving.gateway.exchange import Identity
-from babylon.serving.openai_wire import RequestError, decode_object, free_of_strict, parse_chat
+from babylon.serving.openai_wire import RequestError, decode_object, for_engine, parse_chat
 
 LIMIT_S = 60.0
 
@@ -28,7 +28,7 @@ async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response:
     agent_id = principal.attributed_agent(identity.agent_id)
     with calls.table.take(asked.model, agent_id or principal.key_id) as assigned:
         name = assigned.target.name
-        body = msgspec.json.encode({**free_of_strict(fields), "model": name})
+        body = msgspec.json.encode({**for_engine(fields), "model": name})
         async with calls.limits.for_version(name, principal.key_id, calls.engine.slots(name)):
             try:
                 async with (

@@ -1,5 +1,6 @@
 """The fields of a request that leave the sampling distribution as it is."""
 
+import msgspec
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -8,9 +9,10 @@ from babylon.serving.openai_wire import (
     MAX_DEPTH,
     RequestError,
     constraints,
+    decode_batch,
     decode_object,
     error_message,
-    free_of_strict,
+    for_engine,
     other_parts,
     unknown_fields,
 )
@@ -81,7 +83,7 @@ def test_strict_is_left_out_of_tools_that_need_not_be_called() -> None:
     tools: list[object] = [strict, loose, "odd", {"function": 1}]
     for choice in ({}, {"tool_choice": None}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
         asked: dict[str, object] = {"tools": tools, **choice}
-        left = free_of_strict(asked)
+        left = for_engine(asked)
         assert left["tools"] == [loose, loose, "odd", {"function": 1}]
         assert strict in tools  # what the client sent is recorded
     forced: list[dict[str, object]] = [
@@ -92,7 +94,35 @@ def test_strict_is_left_out_of_tools_that_need_not_be_called() -> None:
         {"tools": [strict], "tool_choice": {"type": "function", "function": {"name": "f"}}},
     ]
     for same in forced:
-        assert free_of_strict(same) is same
+        assert for_engine(same) is same
+
+
+def test_the_role_developer_reaches_engines_as_system() -> None:
+    """Qwen3's template leaves it out without a word, and newer ones refuse it."""
+    asked = {"messages": [{"role": "developer", "content": "a"}, {"role": "user"}, "odd"]}
+    left = for_engine(asked)
+    assert left["messages"] == [{"role": "system", "content": "a"}, {"role": "user"}, "odd"]
+    assert asked["messages"][0] == {"role": "developer", "content": "a"}  # as the client sent it
+
+
+def test_what_is_said_of_a_part_tells_no_secret() -> None:
+    parts = ["4111 1111", {"type": "4111 1111"}, {"type": ["4111"]}, {"type": "image_url"}, 4111]
+    found = other_parts({"messages": [{"role": "user", "content": parts}]})
+    assert found == ["a part of unknown type", "image_url"]
+
+
+def test_half_a_surrogate_pair_costs_no_batch() -> None:
+    body = rb'["a\ud83d","\ud83d\ude00","\uDE00\ud83d","\\ud83d","\\\ud83d",{"\ud83d":"\n"}]'
+    assert decode_batch(body) == [
+        "a\ufffd",
+        "\U0001f600",
+        "\ufffd\ufffd",
+        "\\ud83d",
+        "\\\ufffd",
+        {"\ufffd": "\n"},
+    ]
+    with pytest.raises(msgspec.DecodeError):
+        decode_batch(rb'["\ud83d",')
 
 
 @pytest.mark.parametrize("messages", [["x"], "x", {"content": 1}, [{"content": 1}], None])

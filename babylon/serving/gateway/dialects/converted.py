@@ -67,6 +67,21 @@ def content_of(parts: list[JsonObject]) -> str | list[JsonObject]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
+def add_system(messages: list[JsonObject], content: str | list[JsonObject]) -> None:
+    """Add instructions. Those that follow each other are one message: templates take one."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "system":
+        messages.append({"role": "system", "content": content})
+    elif isinstance(content, str) and isinstance(last["content"], str):
+        last["content"] += f"\n\n{content}"
+    else:
+        last["content"] = [*_parts(last["content"]), *_parts(content)]
+
+
+def _parts(content: str | list[JsonObject]) -> list[JsonObject]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def add_assistant(
     messages: list[JsonObject],
     *,

@@ -19,6 +19,7 @@ _STOP = {
     "tool_calls": "tool_use",
     "content_filter": "refusal",
 }
+_SIGNATURE = "unsigned"  # clients send no thought again that has none
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -61,12 +62,13 @@ class Messages(Translation):
         for choice in chunk.get("choices") or ():
             self._calls_tools |= bool((choice.get("delta") or {}).get("tool_calls"))
             for change in self._reader.read(choice):
-                yield _event(change)
+                yield from _events(change)
             if choice.get("finish_reason"):
                 self._choice = choice
 
     def end(self) -> Iterator[JsonObject]:
-        yield from map(_event, self._reader.end())
+        for change in self._reader.end():
+            yield from _events(change)
         yield {"type": "message_delta", "delta": self._stop(), "usage": self._counts()}
         yield {"type": "message_stop"}
 
@@ -126,7 +128,7 @@ def _content(block: Block) -> JsonObject:
         case "text":
             return {"type": "text", "text": block.text}
         case "reasoning":
-            return {"type": "thinking", "thinking": block.text, "signature": ""}
+            return {"type": "thinking", "thinking": block.text, "signature": _SIGNATURE}
         case "call":
             used = {"id": block.call_id, "name": block.name, "input": _input(block.text)}
             return {"type": "tool_use", **used}
@@ -138,6 +140,13 @@ def _input(arguments: str) -> JsonObject:
         return msgspec.json.decode(arguments or "{}", type=JsonObject)
     except msgspec.DecodeError:
         return {"arguments": arguments}
+
+
+def _events(change: BlockChange) -> Iterator[JsonObject]:
+    if change.what == "end" and change.block.kind == "reasoning":
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        yield {"type": "content_block_delta", "index": change.block.index, "delta": signed}
+    yield _event(change)
 
 
 def _event(change: BlockChange) -> JsonObject:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from babylon.serving.gateway.dialects.converted import (
     add_assistant,
+    add_system,
     content_of,
     converted,
     kind_of,
@@ -25,7 +26,18 @@ _REMEDIES = {
 }
 # Fields without effect on the tokens here, beside those that ``_Asked`` names: no old results of
 # tools are cleared, so the policy reads the whole prompt.
-_DROPPED = ("cache_control", "context_management", "inference_geo", "service_tier", *_REMEDIES)
+_DROPPED = (
+    "cache_control",
+    "context_management",
+    "diagnostics",
+    "inference_geo",
+    "service_tier",
+    "speed",
+    *_REMEDIES,
+)
+_BILLING = (
+    "x-anthropic-billing-header:"  # of Claude Code: new in each request, for no model to read
+)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -133,16 +145,24 @@ def _messages(asked: _Asked) -> list[JsonObject]:
             400, "the last message is the assistant's (prefill): end with a message of the user"
         )
     messages: list[JsonObject] = []
-    if asked.system:
-        messages.append({"role": "system", "content": _content(asked.system)})
+    if system := _instructions(asked.system or ""):
+        add_system(messages, system)
     for turn in asked.messages:
-        if isinstance(turn.content, str):
+        if turn.role == "system":
+            add_system(messages, _content(turn.content))
+        elif isinstance(turn.content, str):
             messages.append({"role": turn.role, "content": turn.content})
         elif turn.role == "assistant":
             _add_assistant(messages, turn.content)
         else:
             _add_user(messages, turn)
     return messages
+
+
+def _instructions(system: str | list[JsonObject]) -> str | list[JsonObject]:
+    if isinstance(system, str):
+        return system
+    return _content([one for one in system if not str(one.get("text")).startswith(_BILLING)])
 
 
 def _add_assistant(messages: list[JsonObject], blocks: list[JsonObject]) -> None:
@@ -174,7 +194,7 @@ def _add_user(messages: list[JsonObject], turn: _Turn) -> None:
         said = _content(result.content or "")
         messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": said})
     if rest:
-        messages.append({"role": turn.role, "content": _content(rest)})
+        messages.append({"role": "user", "content": _content(rest)})
 
 
 def _content(parts: str | list[JsonObject]) -> str | list[JsonObject]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from babylon.serving.gateway.dialects.converted import (
     add_assistant,
+    add_system,
     content_of,
     converted,
     kind_of,
@@ -27,7 +28,16 @@ _REMEDIES = {
     "n": "send one request per answer",
 }
 # Fields without effect on the tokens here: they concern storage, streaming and OpenAI's tools.
-_DROPPED = ("include", "max_tool_calls", "stream_options", "truncation", "store", *_REMEDIES)
+_DROPPED = (
+    "client_metadata",
+    "context_management",
+    "include",
+    "max_tool_calls",
+    "store",
+    "stream_options",
+    "truncation",
+    *_REMEDIES,
+)
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
@@ -130,13 +140,19 @@ def _messages(asked: _Asked) -> list[JsonObject]:
     """Return the chat's messages: instructions first, then the input's items."""
     messages: list[JsonObject] = []
     if isinstance(asked.instructions, str):
-        messages.append({"role": "system", "content": asked.instructions})
+        add_system(messages, asked.instructions)
     first = asked.instructions if isinstance(asked.instructions, list) else []
     if isinstance(asked.input, str):
         items = [*first, {"role": "user", "content": asked.input}]
     else:
         items = [*first, *asked.input]
     for item in items:
+        if item.get("type") == "item_reference":
+            raise RequestError(
+                400,
+                "input item of type 'item_reference': gateways keep no items; send the item itself"
+                " (store=false makes clients do so)",
+            )
         kind = kind_of(item, _ITEMS, "input item", default="message")
         _ITEMS[kind](messages, item)
     return messages
@@ -149,9 +165,10 @@ def _add_message(messages: list[JsonObject], item: JsonObject) -> None:
         parts = [content] if isinstance(content, str) else [_text(part) for part in content]
         add_assistant(messages, text="".join(parts))
         return
-    # Templates of open models have no role "developer".
-    role = "system" if message.role == "developer" else message.role
-    messages.append({"role": role, "content": content})
+    if message.role == "user":
+        messages.append({"role": "user", "content": content})
+    else:
+        add_system(messages, content)
 
 
 def _add_call(messages: list[JsonObject], item: JsonObject) -> None:
@@ -202,7 +219,12 @@ def _text(part: JsonObject) -> str:
 
 
 def _tool(tool: JsonObject) -> JsonObject:
-    kind_of(tool, ("function",), "tool")
+    if (kind := tool.get("type")) != "function":
+        raise RequestError(
+            400,
+            f"tool of type {kind!r:.80}: gateways run no tools of OpenAI; send tools of type"
+            ' function, and switch this one off in the client (Codex: web_search = "disabled")',
+        )
     function = converted(tool, _Function, "tool")
     fields = msgspec.structs.asdict(function)
     given = {name: value for name, value in fields.items() if value is not None}

@@ -30,7 +30,7 @@ from babylon.serving.gateway.play.events import (
     PlayState,
 )
 from babylon.serving.gateway.play.handler import PlayHandler, refused
-from babylon.serving.openai_wire import RequestError, error_body
+from babylon.serving.openai_wire import RequestError, decode_batch, error_body
 from babylon.store.connection import UNREACHABLE
 
 PATHS = ("/v1/events", "/v1/trajectories/", "/openapi.json")
@@ -167,7 +167,7 @@ def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
 
 def _decoded(body: bytes) -> object:
     try:
-        events = msgspec.json.decode(body)
+        events = decode_batch(body)
         if not is_deep(body.decode()):
             return events
         problem = "nested too deep"

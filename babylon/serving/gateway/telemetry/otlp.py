@@ -21,7 +21,7 @@ from babylon.core.llm_calls import JsonObject
 from babylon.formats.otlp import RawSpan, raw_spans
 from babylon.formats.trace import Document, ImportFileError
 from babylon.serving.gateway.asgi import Headers
-from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError
+from babylon.serving.openai_wire import MAX_BODY_BYTES, RequestError, decode_batch
 
 Encoding = Literal["application/x-protobuf", "application/json"]
 PROTOBUF: Encoding = "application/x-protobuf"
@@ -31,7 +31,15 @@ MAX_SPANS = 10_000  # a collector sends up to 8,192 together
 # The attributes that make a span one of a model, an agent or a tool: the conventions', older
 # OpenLLMetry's and OpenInference's.
 KINDS = ("gen_ai.operation.name", "llm.request.type", "openinference.span.kind")
+_IDS = ("traceId", "spanId", "parentSpanId")
 _PLACE = "the body"
+_UNREADABLE = (
+    DecodeError,
+    ImportFileError,
+    RecursionError,
+    UnicodeDecodeError,
+    msgspec.MsgspecError,
+)
 
 
 def encoding_of(headers: Headers) -> Encoding:
@@ -83,12 +91,17 @@ def told_spans(encoding: Encoding, body: bytes) -> list[RawSpan]:
         if encoding == PROTOBUF:
             value = _as_json(ExportTraceServiceRequest.FromString(body))
         else:
-            value = msgspec.json.decode(body, type=JsonObject)
+            value = msgspec.convert(decode_batch(body), JsonObject)
         spans = list(raw_spans(Document(_PLACE, value)))
-    except (DecodeError, ImportFileError, msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise RequestError(400, f"the body is no ExportTraceServiceRequest: {error}") from error
     _check_number(len(spans))
-    return [span for span in spans if _tells(span.value)]
+    told = [span for span in spans if _tells(span.value)]
+    for span in told:
+        for name in _IDS:
+            if isinstance(known := span.value.get(name), str):
+                span.value[name] = known.lower()  # the specification allows both cases
+    return told
 
 
 def _as_json(request: ExportTraceServiceRequest) -> JsonObject:

@@ -214,7 +214,7 @@ def _checked(span: Span) -> Span:
 
 
 def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) -> PlaySpan | None:
-    """Return what the span tells, ``None`` if it is only the root of a trace.
+    """Return what the span tells, ``None`` if it is of no model, tool or agent.
 
     Raises:
         One of ``_UNREADABLE``: the call or the agent cannot be stored.
@@ -249,6 +249,8 @@ def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) 
             result=run.result,
             error=run.error,
         )
+    elif not reader.is_agent(span):  # an embedding, say: without calls it makes no trajectory
+        return None
     agent_id = _agent(caller, agent_of(span, by_id, reader))
     return PlaySpan(at=span.start, agent_id=agent_id, call_id=call_id, call=call, action=action)
 

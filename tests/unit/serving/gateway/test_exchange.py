@@ -85,6 +85,13 @@ def test_untrainable_says_why(given: dict[str, Any], fields: dict[str, Any], rea
     assert flaw_of(given, **fields) == reason
 
 
+def test_the_field_that_is_too_long_is_named() -> None:
+    with pytest.raises(RequestError, match="^user 'uuu"):
+        Identity.of([], "u" * 201)
+    with pytest.raises(RequestError, match="^x-babylon-agent 'uuu"):
+        Identity.of([(b"x-babylon-agent", b"u" * 201)], None)
+
+
 def test_the_message_of_an_answer_is_kept_whole_or_in_pieces() -> None:
     wanted = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"a":1}'}}
     message = {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [wanted]}

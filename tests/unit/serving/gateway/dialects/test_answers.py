@@ -159,6 +159,10 @@ def test_a_streamed_message_ends_as_the_whole_one(name: str) -> None:
     assert events[-2]["usage"] == expected["usage"]
     kinds = [event["content_block"]["type"] for event in events if "content_block" in event]
     assert kinds == [block["type"] for block in expected["content"]]
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    signed = [delta["signature"] for delta in deltas if delta["type"] == "signature_delta"]
+    thoughts = [one for one in expected["content"] if one["type"] == "thinking"]
+    assert signed == [one["signature"] for one in thoughts]  # else clients forget the thought
     open_block = None
     for event in events[1:-2]:
         if event["type"] == "content_block_start":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from babylon.serving.gateway.dialects import messages_request, responses_request
-from babylon.serving.openai_wire import RequestError, parse_chat
+from babylon.serving.openai_wire import RequestError, parse_chat, unknown_fields
 
 SCHEMA = {"type": "object", "properties": {"ticker": {"type": "string"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"t":1}'}}
@@ -55,8 +55,7 @@ def test_a_turn_of_response_items_is_one_message() -> None:
         user([{"type": "input_image", "image_url": IMAGE["image_url"]["url"]}]),  # type: ignore[index]
     ]
     assert from_responses(instructions="Trade.", input=items)["messages"] == [
-        {"role": "system", "content": "Trade."},
-        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": "Trade.\n\nBe brief."},  # templates take one
         user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
         {"role": "assistant", "content": "x", "tool_calls": [CALL], **THOUGHT},
         {"role": "tool", "tool_call_id": "c1", "content": "12"},
@@ -64,6 +63,35 @@ def test_a_turn_of_response_items_is_one_message() -> None:
         {"role": "assistant", "content": "two"},
         user([IMAGE]),
     ]
+
+
+def test_a_billing_line_that_changes_with_each_request_is_no_instruction() -> None:
+    """Claude Code's: no call would continue a session, and the policy would learn a random word."""
+    blocks = [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.36; cch=a1b2c;"},
+        {"type": "text", "text": "Trade."},
+    ]
+    turns = [user("hi"), {"role": "system", "content": "Be brief."}]
+    asked = from_messages(*turns, system=blocks)["messages"]
+    assert asked == [
+        {"role": "system", "content": "Trade."},
+        user("hi"),
+        {"role": "system", "content": "Be brief."},
+    ]
+    assert from_messages(user("hi"), system=blocks[:1])["messages"] == [user("hi")]
+
+
+def test_instructions_in_parts_are_one_message() -> None:
+    part = {"type": "input_text", "text": "b"}
+    items = [{"role": "developer", "content": [part, part]}, user("hi")]
+    first, _ = from_responses(instructions="a", input=items)["messages"]
+    assert [one["text"] for one in first["content"]] == ["a", "b", "b"]
+
+
+def test_fields_of_harnesses_that_have_no_effect_leave_calls_trainable() -> None:
+    codex = from_responses(input="x", client_metadata={"a": "b"}, context_management=[{"a": 1}])
+    claude = from_messages(user("x"), diagnostics={"previous_message_id": None}, speed="standard")
+    assert unknown_fields(codex) == unknown_fields(claude) == []
 
 
 def test_a_turn_of_content_blocks_is_one_message_and_results_come_first() -> None:
@@ -159,7 +187,11 @@ def test_fields_of_messages(sent: dict[str, Any], chat: dict[str, Any]) -> None:
         ({"input": [{"type": "item_reference", "id": "r"}]}, "input item of type 'item_reference'"),
         ({"input": [7]}, r"Expected `object`, got `int` - at `\$\.input\[0\]`"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tool of type 'web_search': use func"),
+        (
+            {"input": [{"type": "item_reference", "id": "msg_1"}]},
+            "gateways keep no items; send the item itself",
+        ),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tool of type 'web_search': gateways run no tools of OpenAI"),
         ({"input": "a", "tool_choice": {"type": "mcp"}}, "tool_choice of type 'mcp': use function"),
         ({}, "missing required field `input`"),
     ],

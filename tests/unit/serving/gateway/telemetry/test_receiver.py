@@ -9,6 +9,7 @@ from babylon.serving.gateway.auth import Principal
 from babylon.serving.gateway.play.span_steps import PlaySpan
 from babylon.serving.gateway.telemetry.otlp import JSON, told_spans
 from babylon.serving.gateway.telemetry.receiver import _Batch
+from babylon.serving.openai_wire import RequestError
 from tests.unit.formats.test_spans import chat
 
 CALLER = Principal(key_id="k", digest=b"", scopes=frozenset())
@@ -59,6 +60,25 @@ def test_a_call_that_a_rule_keeps_out_does_not_come_in_as_a_span() -> None:
     (span,) = one.by_trajectory({})[TRACE]
     assert "4111" not in span.span
     assert PlaySpan.model_validate_json(span.span).call_id == "unrecorded-1"
+
+
+def test_spans_of_embeddings_alone_make_no_trajectory() -> None:
+    embedding = {"gen_ai.operation.name": "embeddings"}
+    assert batch(embedding).by_trajectory({}) == {}
+    assert len(stored(batch(embedding, {"gen_ai.operation.name": "invoke_agent"}))) == 2
+
+
+def test_ids_may_be_written_in_capitals() -> None:
+    span = {"traceId": "AB" * 16, "spanId": "CD" * 8, "attributes": []}
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    (told,) = told_spans(JSON, json.dumps(body).encode())
+    assert (told.value["traceId"], told.value["spanId"]) == ("ab" * 16, "cd" * 8)
+
+
+@pytest.mark.parametrize("body", [b'{"resourceSpans":[{"x":"\xff"}]}', b"[]", b'{"a":'])
+def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError, match="the body is no ExportTraceServiceRequest"):
+        told_spans(JSON, body)
 
 
 def test_spans_of_an_older_openllmetry_come_in() -> None:
