@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(
-    store: Store, seed: int, route: Route, verdict: Verdict, model: str
+    store: Store, seed: int, route: Route, verdict: Verdict, model: str, *, dollars: bool = True
 ) -> Change | None:
     """Add the window's play to the evidence, and go back to a policy that is surely better.
 
@@ -42,6 +42,7 @@ async def keep_promise(
             there is one.
         verdict: of the window's own checkpoint. One that is promoted and gains more than the
             return does is to be deployed instead.
+        dollars: the verdict's P&L is in dollars. If not, one that is promoted is deployed.
 
     Returns:
         The change of the route, if there is one.
@@ -69,8 +70,7 @@ async def keep_promise(
         if difference := await asyncio.to_thread(broken_promise, windows, len(rivals)):
             lost[rival.policy_version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
-    gain = (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0)
-    if better is None or (verdict.promote and gain >= -lost[better].mean):
+    if better is None or (verdict.promote and _gains_more(verdict, -lost[better].mean, dollars)):
         return None
     reason = (
         f"the fleet earned {lost[better]} a play over policy {better} in the same worlds:"
@@ -79,6 +79,14 @@ async def keep_promise(
     log.warning("policy %d is taken back: %s", champion, reason)
     request = ChangeRequest(author=claim.owner, reason=reason, claim=claim, route=route)
     return await roll_back(store, request, better)
+
+
+def _gains_more(verdict: Verdict, usd: float, dollars: bool) -> bool:
+    """Return whether a promoted checkpoint gains at least as much as a return to a rival.
+
+    An evaluator's score is what its user wants, and no number of dollars.
+    """
+    return not dollars or (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0) >= usd
 
 
 async def _rivals(store: Store, route: Route) -> list[Policy]:
@@ -99,7 +107,13 @@ async def _pairs(
     row = await get_window(store, claim.window_id)
     if row is None or row.scored is None or not rivals:
         return [[] for _ in rivals]
-    found = await asyncio.to_thread(read_trajectories, store.home, row.scored.artifact)
+    # What dropout left out was played, too: a world counts only if all of its play is known.
+    parts = [one for one in (row.scored.artifact, row.scored.held_out) if one is not None]
+    found = [
+        trajectory
+        for part in parts
+        for trajectory in await asyncio.to_thread(read_trajectories, store.home, part)
+    ]
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)

@@ -49,9 +49,11 @@ async def replies_for(
     if "dpo" not in work.settings.training.objective.split("+"):
         return []
     store, claim, version = work.store, scored.claim, work.parent.policy_version
-    known = await read_replies(store, claim.window_id, version, preferences.temperature)
-    if known:
-        return known
+    known = await read_replies(
+        store, claim.window_id, version, preferences.temperature, preferences.values
+    )
+    if known and max(len(one.replies) for one in known) >= preferences.replies:
+        return known  # fewer were asked for than now otherwise
     points = informative(work.rows, preferences.prompts)
     found = await _sampled(work, points)
     texts = [[one.text for one in replies] for replies in found]

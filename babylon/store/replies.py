@@ -15,7 +15,7 @@ from babylon.store.connection import Store, guarded
 async def store_replies(
     store: Store, claim: Claim, sampled: Sequence[PromptReplies], valued_by: str
 ) -> None:
-    """Store what was sampled for a window. Replies that are already stored are kept.
+    """Store what was sampled for a window, in place of earlier replies to the same prompts.
 
     Raises:
         FencedError: the claim is stale.
@@ -24,7 +24,10 @@ async def store_replies(
         await connection.executemany(
             "INSERT INTO babylon.sampled_replies (trajectory_id, step, policy_version, temperature,"
             " window_id, valued_by, prompt_token_ids, replies)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING",
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+            " ON CONFLICT (trajectory_id, step, policy_version, temperature) DO UPDATE SET"
+            " window_id = excluded.window_id, valued_by = excluded.valued_by,"
+            " prompt_token_ids = excluded.prompt_token_ids, replies = excluded.replies",
             [
                 (
                     one.trajectory_id,
@@ -42,17 +45,19 @@ async def store_replies(
 
 
 async def read_replies(
-    store: Store, window_id: str, policy_version: int, temperature: float
+    store: Store, window_id: str, policy_version: int, temperature: float, valued_by: str
 ) -> list[PromptReplies]:
     """Return what a policy answered for a window, without decisions that were trained since."""
     rows = await store.pool.fetch(
         "SELECT trajectory_id, step, prompt_token_ids, replies FROM babylon.sampled_replies s"
-        " WHERE window_id = $1 AND policy_version = $2 AND temperature = $3 AND NOT EXISTS"
+        " WHERE window_id = $1 AND policy_version = $2 AND temperature = $3 AND valued_by = $4"
+        " AND NOT EXISTS"
         " (SELECT FROM babylon.trained t WHERE t.trajectory_id = s.trajectory_id)"
         " ORDER BY trajectory_id, step",
         window_id,
         policy_version,
         temperature,
+        valued_by,
     )
     return [
         PromptReplies(

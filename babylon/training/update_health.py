@@ -20,7 +20,7 @@ KEY_FIGURES = {
     "tokens": "trained tokens",
     "train_steps": "optimiser updates",
     "logprob_mismatch": "nats a token between the parent's logprobs and the logged ones",
-    "ess": "effective sample size of the importance weights, share of the tokens",
+    "ess": "effective sample size of the importance weights in use, share of the tokens",
     "kl_before": "nats a token from the behaviour policies to the parent",
     "kl_after": "nats a token from the parent to the result",
     "clip_fraction": "share of the tokens",

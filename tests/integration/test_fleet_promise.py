@@ -1,6 +1,7 @@
 """The fleet's own play against the policy before, and the return to it."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
-from babylon.core.types import Claim
-from babylon.core.windows import parse_window_id
+from babylon.core.types import Artifact, Claim, Scored
+from babylon.core.windows import WindowState, parse_window_id
+from babylon.deployment import keep_promise
 from babylon.evaluation.arena.betting import Differences, Floats, log_wealth
 from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
-from babylon.evaluation.arena.play import scripted
+from babylon.evaluation.arena.play import Decide, scripted
+from babylon.evaluation.arena.players import Player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.game.market.scenario import STARTER
 from babylon.game.market.scripted import contrarian, news_follower
@@ -20,7 +23,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.routes import current_route
-from babylon.store.windows import claim_window
+from babylon.store.windows import claim_window, set_state
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
 
@@ -77,6 +80,43 @@ async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
     mixed = all_its_own | {names[0]: by(1, names[0])}
     assert len(own_worlds(worlds, mixed, CHAMPION)) == len(worlds) - 1
     assert own_worlds(worlds, {}, CHAMPION) == []
+
+
+async def test_play_that_dropout_left_out_is_evidence_too(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A world counts only if the policy of all of its plays is known."""
+    window = parse_window_id(await played(store, settings, 8, STARTER))
+    worlds = rebuild_rows(await played_rows(store, window, apart_from=(), most=64)).scenarios
+    names = [play.trajectory_id for world in worlds for play in world.plays]
+    claim = await claim_window(store, window, owner="worker", lease_s=60)
+    kept, held = (
+        Artifact(uri=uri, sha256="", rows=8, window_id=window.id) for uri in ("kept", "held out")
+    )
+    parts = {"kept": names[::2], "held out": names[1::2]}
+    scored = Scored(
+        claim=claim,
+        artifact=kept,
+        held_out=held,
+        eligible=16,
+        agents=16,
+        scorer="heuristic",
+        avg_reward=0.0,
+    )
+    await set_state(store, claim, WindowState.FAILED, scored=scored)
+
+    def read(_: object, artifact: Artifact) -> list[Trajectory]:
+        return [by(CHAMPION, name) for name in parts[artifact.uri]]
+
+    @asynccontextmanager
+    async def entered(*_: object) -> AsyncIterator[list[Decide]]:
+        yield [scripted(news_follower)]
+
+    monkeypatch.setattr(keep_promise, "read_trajectories", read)
+    monkeypatch.setattr(keep_promise, "entered", entered)
+    rival = Player(name="before", enter=lambda: scripted(news_follower))
+    (found,) = await keep_promise._pairs(store, 0, claim, CHAMPION, [rival], "babylon")
+    assert len(found) == len(worlds) == 2
 
 
 def test_only_a_sure_loss_breaks_the_promise() -> None:

@@ -162,7 +162,7 @@ async def test_a_window_of_ties_teaches_by_preferences(
     used = await store.pool.fetch("SELECT trajectory_id FROM babylon.trained")
     assert {row["trajectory_id"] for row in used} <= {row["trajectory_id"] for row in stored}
     # what was trained is not offered again
-    left = {one.trajectory_id for one in await read_replies(store, WINDOW, 0, 1.0)}
+    left = {one.trajectory_id for one in await read_replies(store, WINDOW, 0, 1.0, "simulator")}
     assert not left & {row["trajectory_id"] for row in used}
     assert (await get_policy(store, 1)).metrics["pairs"] == trained.metrics["pairs"]
 

@@ -16,13 +16,14 @@ does P&L: a challenger that is no better passes at most 2.5 % of the gates.
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
 from numbers import Real
 from typing import Protocol, TypeVar
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 
 from babylon.core.errors import ConfigError
 from babylon.core.trajectories import Trajectory
@@ -75,6 +76,11 @@ class Evaluator(Protocol[World]):
         ...
 
 
+def exceeds_context(error: BadRequestError) -> bool:
+    """Return whether the engine refused a prompt for its length; vLLM says so in words only."""
+    return error.code == "context_length_exceeded" or "context length" in error.message
+
+
 def load_evaluator(name: str) -> Evaluator[object]:
     """Return the evaluator ``package.module:name``.
 
@@ -85,6 +91,8 @@ def load_evaluator(name: str) -> Evaluator[object]:
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
+    if not inspect.iscoroutinefunction(evaluator.play):
+        raise ConfigError(f"EVALUATOR={name}: its play is no coroutine: write async def play")
     bounds = evaluator.lowest, evaluator.highest
     # no bet has a size without bounds
     if not all(isinstance(one, Real) for one in bounds) or not -inf < bounds[0] < bounds[1] < inf:

@@ -12,9 +12,11 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from openai import BadRequestError
+
 from babylon.core.llm_calls import Message, tool_call_texts
 from babylon.core.trajectories import Call, Trajectory
-from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
+from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, exceeds_context
 
 PROMPTS = 8  # of a scenario, at most
 ReplyJudge = Callable[[Sequence[Message], str, str], Awaitable[float]]
@@ -45,24 +47,34 @@ class RecordedPrompts:
         return random.sample(worlds, min(count, len(worlds)))
 
     async def play(self, world: Sequence[Call], policy: Endpoint, seed: int) -> PlayScore:
-        """Let the policy reply to the prompts. The value is the mean over them."""
-        found = [await self._reply(call, policy, seed) for call in world]
+        """Let the policy reply to the prompts. The value is the mean over those that fit.
+
+        A prompt that fills the context fits neither policy.
+        """
+        replied = [await self._reply(call, policy, seed) for call in world]
+        if not (found := [one for one in replied if one is not None]):
+            return PlayScore(value=self.lowest)
         return PlayScore(
             value=fmean(value for value, _ in found), malformed=any(empty for _, empty in found)
         )
 
-    async def _reply(self, call: Call, policy: Endpoint, seed: int) -> tuple[float, bool]:
+    async def _reply(self, call: Call, policy: Endpoint, seed: int) -> tuple[float, bool] | None:
         """Reply with the tools of the recorded request. Return the judge's score and if empty."""
         asked: dict[str, Any] = {"messages": [dict(message) for message in call.messages]}
         if call.tools:
             asked["tools"] = list(call.tools)
-        answer = await policy.client.chat.completions.create(
-            model=policy.model,
-            temperature=call.temperature,
-            max_tokens=self._max_tokens,
-            seed=seed,
-            **asked,
-        )
+        try:
+            answer = await policy.client.chat.completions.create(
+                model=policy.model,
+                temperature=call.temperature,
+                max_tokens=self._max_tokens,
+                seed=seed,
+                **asked,
+            )
+        except BadRequestError as error:
+            if exceeds_context(error):
+                return None
+            raise
         message = answer.choices[0].message.to_dict()
         reply = _text(str(message.get("content") or ""), message.get("tool_calls"))
         recorded = _text(call.response, call.tool_calls)

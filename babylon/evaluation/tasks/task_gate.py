@@ -1,17 +1,18 @@
 """The gate of a task: both policies behind one endpoint, judged by the user's evaluator."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import numpy as np
 from openai import AsyncOpenAI
 
 from babylon.core.errors import ArenaError
+from babylon.core.trajectories import Trajectory
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import engine_table
 from babylon.evaluation.arena.held_out import held_out_play
-from babylon.evaluation.tasks.evaluator import Endpoint, load_evaluator
+from babylon.evaluation.tasks.evaluator import Endpoint, Evaluator, load_evaluator
 from babylon.evaluation.tasks.task_match import Heard, TaskMatch, play_task
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
@@ -43,12 +44,24 @@ async def task_verdict(
     """
     evaluator = await asyncio.to_thread(load_evaluator, name)
     recorded, problem = await held_out_play(store, trained)
-    worlds = await asyncio.to_thread(evaluator.worlds, seed, budget, recorded)
+    worlds = await asyncio.to_thread(_worlds, evaluator, seed, budget, recorded)
     if len(worlds) == 0 and not recorded:  # some evaluators need recorded play for their worlds
         raise ArenaError(f"EVALUATOR={name} made no worlds, with {problem}: {HOLD_OUT}")
     async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)
+
+
+def _worlds(
+    evaluator: Evaluator[object], seed: str, budget: int, recorded: Sequence[Trajectory]
+) -> Sequence[object]:
+    try:
+        worlds = evaluator.worlds(seed, budget, recorded)
+    except SystemExit as error:  # it would end the worker without a word
+        raise ArenaError("the evaluator's worlds called sys.exit: raise an error") from error
+    if not (hasattr(worlds, "__len__") and hasattr(worlds, "__getitem__")):  # arrays are taken too
+        raise ArenaError(f"the evaluator's worlds returned a {type(worlds).__name__}: make a list")
+    return worlds
 
 
 def _verdict(trained: Trained, route_version: int, match: TaskMatch, name: str) -> Verdict:

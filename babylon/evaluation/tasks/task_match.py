@@ -92,6 +92,13 @@ def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
             f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
             " PlayScore(value=...)"
         )
+    if not isinstance(score.guardrails, Mapping) or not isinstance(
+        score.malformed, bool | np.bool_
+    ):
+        raise ArenaError(
+            f"world {number}: the play's guardrails are a {type(score.guardrails).__name__} and its"
+            f" malformed a {type(score.malformed).__name__}: give a mapping of numbers and a bool"
+        )
     # A misspelt name would count as no harm in both policies, and guard nothing.
     if unknown := sorted(score.guardrails.keys() - evaluator.guardrails.keys()):
         raise ArenaError(
@@ -103,6 +110,10 @@ def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
         raise ArenaError(
             f"world {number}: the harm {odd[0]} is {score.guardrails[odd[0]]}: report a number, 0"
             " without harm"
+        )
+    if not isinstance(score.value, Real):
+        raise ArenaError(
+            f"world {number}: the evaluator's score is a {type(score.value).__name__}: give a float"
         )
     if not (_is_number(score.value) and evaluator.lowest <= score.value <= evaluator.highest):
         raise ArenaError(
@@ -135,7 +146,9 @@ async def _at_once(plays: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 def _differences(
     evaluator: Evaluator[object], before: Sequence[PlayScore], after: Sequence[PlayScore]
 ) -> Differences:
-    values = np.array([new.value - old.value for old, new in zip(before, after, strict=True)])
+    values = np.array(
+        [float(new.value) - float(old.value) for old, new in zip(before, after, strict=True)]
+    )
     room = np.full(len(values), evaluator.highest - evaluator.lowest)
     return Differences(values, room, room)
 

@@ -6,9 +6,10 @@ from contextlib import closing
 from random import Random
 
 import gymnasium
+from openai import BadRequestError
 
 from babylon.core.trajectories import Trajectory
-from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore
+from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, exceeds_context
 
 
 class TextEnv:
@@ -51,12 +52,18 @@ class TextEnv:
         total, ended, malformed = 0.0, False, False
         while not ended:
             messages.append({"role": "user", "content": observation})
-            answer = await policy.client.chat.completions.create(
-                model=policy.model,
-                messages=messages,  # type: ignore[arg-type]
-                max_tokens=self._max_tokens,
-                seed=seed + len(messages),
-            )
+            try:
+                answer = await policy.client.chat.completions.create(
+                    model=policy.model,
+                    messages=messages,  # type: ignore[arg-type]
+                    max_tokens=self._max_tokens,
+                    seed=seed + len(messages),
+                )
+            except BadRequestError as error:
+                if exceeds_context(error):  # the policy wrote too much
+                    malformed = True
+                    break
+                raise
             reply = answer.choices[0].message.content or ""
             messages.append({"role": "assistant", "content": reply})
             observation, reward, over, cut, info = await asyncio.to_thread(env.step, reply)

@@ -2,7 +2,7 @@
 
     value = pnl_usd - 0.25 * drawdown_usd - costs of failures
     score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
-    reward of a step = (its payoff - the cost of its failure) / (max - min)
+    reward of a step = (its payoff - the cost of its failure) / (max - min), of outliers see below
 
 The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
 orders equal profits by their risk, and rarely outweighs a difference in profit. Nothing else pays:
@@ -13,7 +13,8 @@ step in its world at its tick. Otherwise it would be the best answer where all l
 
 One lucky trade must not make all others look equal. Of the distances to the median, the one that
 nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away than
-that counts as that far, and its steps' rewards shrink in proportion.
+that counts as that far, and what its steps earned moves towards the median play's mean step in the
+same proportion, so that the step that made it an outlier stays the best or the worst.
 """
 
 from collections import defaultdict
@@ -50,7 +51,14 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
         Score(
             (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
-            {p.step: share * (p.pnl_usd - cost.get(p.step, 0.0)) / scale for p in own.payoffs},
+            {
+                p.step: (
+                    share * (p.pnl_usd - cost.get(p.step, 0.0))
+                    + (1 - share) * middle / len(own.payoffs)
+                )
+                / scale
+                for p in own.payoffs
+            },
         )
         for value, share, own, cost in zip(values, shares, trajectories, costs, strict=True)
     ]

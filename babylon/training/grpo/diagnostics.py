@@ -7,6 +7,7 @@ portions. Sums are fp64, because in fp32 the rounding errors of an unchanged pol
 negative.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -308,6 +309,14 @@ def finite(after: Tensor) -> Tensor:
     return after
 
 
+def _in_use(state: TrainState) -> Tensor:
+    """Log importance weights ``[n]`` with which tokens were trained: truncated, or masked."""
+    known, dropped = state.logged.known, state.record.flags[:3].any(0)
+    logs = (state.record.proximal - state.logged.mu)[known].double()
+    most = math.log(state.window.config.bounds.max_importance)
+    return logs.clamp(max=most).masked_fill(dropped[known], -math.inf)
+
+
 def make_report(state: TrainState, after: Tensor) -> TrainReport:
     """The report of a finished update. ``after`` ``[N]`` are the result's logprobs."""
     window, logged, record, fitting = state.window, state.logged, state.record, state.fitting
@@ -346,7 +355,7 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         calls_of_other_weights=calls_of_other_weights(logged, p),
         kl_before=k3_before,
         k1_before=k1_before,
-        ess=effective_sample_size(log_w),
+        ess=effective_sample_size(_in_use(state)),
         importance_mean=w_mean,
         importance_p1=w_p1,
         importance_p99=w_p99,

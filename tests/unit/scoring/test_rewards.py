@@ -99,12 +99,32 @@ def test_heuristic_pays_for_profit_and_never_for_activity():
 
 def test_one_lucky_trade_does_not_make_the_others_equal():
     """Distances from the median of $10 are 10, 10, 20 and 4,990; nine tenths of four are the third,
-    three times 20 are below $100. The fifth counts as $110, and its steps shrink by 100 / 4990."""
+    three times 20 are below $100. The fifth counts as $110, 100 / 4990 of its distance, and its
+    step comes as near to $10."""
     lucky = replace(trajectory(5, pnl_usd=5000.0), payoffs=(Payoff(step=0, pnl_usd=4990.0),))
     others = [trajectory(n, pnl_usd=usd) for n, usd in enumerate((-10.0, 0.0, 10.0, 20.0))]
     scores = heuristic([*others, lucky])
     assert [one.value for one in scores] == pytest.approx([0, 10 / 120, 20 / 120, 30 / 120, 1])
-    assert scores[4].rewards == pytest.approx({0: 100 / 120})
+    assert scores[4].rewards == pytest.approx({0: (100 + 10 * (1 - 100 / 4990)) / 120})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_step_that_makes_a_play_an_outlier_answers_for_it(sign: int) -> None:
+    """Where all earn, one ruinous trade is the play's fault, and its other trades are as good."""
+
+    def agent(number: int, *paid: float) -> Trajectory:
+        steps = tuple(Payoff(step=n, pnl_usd=sign * usd) for n, usd in enumerate(paid))
+        return replace(trajectory(number, pnl_usd=sign * sum(paid)), payoffs=steps)
+
+    usual = [agent(n, *(30.0 + n + (step % 3) for step in range(10))) for n in range(7)]
+    ruined = agent(7, *[33.0] * 4, -1070.0, *[33.0] * 5)
+    found = heuristic([*usual, ruined])
+    for step in range(10):
+        others = [
+            sign * (one.value - sum(one.rewards.values()) + one.rewards[step]) for one in found
+        ]
+        gap = others[-1] - sum(others[:-1]) / 7
+        assert gap < -0.5 if step == 4 else abs(gap) < 0.1
 
 
 def test_where_nearly_all_hold_a_trade_still_outweighs_spam():

@@ -1,6 +1,7 @@
 """The gate of a task before any policy plays."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,3 +27,18 @@ async def test_a_gate_without_worlds_says_why_there_is_no_recorded_play(
             unused, unused, 1, unused, unused, None,
             name=f"{__name__}:judged", seed="s", budget=8, model="babylon",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [(None, "returned a NoneType: make a list"), (SystemExit(2), r"called sys\.exit: raise an")],
+)
+def test_worlds_that_are_none_name_the_mistake(made: Any, problem: str) -> None:
+    def worlds(*_: object) -> Any:
+        if isinstance(made, SystemExit):
+            raise made
+        return made
+
+    evaluator: Any = SimpleNamespace(worlds=worlds)
+    with pytest.raises(ArenaError, match=problem):
+        task_gate._worlds(evaluator, "s", 8, [])

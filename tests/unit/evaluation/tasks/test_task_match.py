@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from openai import APIConnectionError, AsyncOpenAI
+from openai import APIConnectionError, AsyncOpenAI, BadRequestError
 
 from babylon.core.errors import ArenaError, ConfigError
 from babylon.core.llm_calls import Message
-from babylon.core.trajectories import Trajectory
+from babylon.core.trajectories import Call, Trajectory
 from babylon.evaluation.arena.confidence import paired_sequence
 from babylon.evaluation.tasks import task_match
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, load_evaluator
@@ -147,7 +147,46 @@ async def test_a_bare_number_is_no_score() -> None:
         await play_task(Bare(), POLICY, POLICY, ["w"])
 
 
-@pytest.mark.parametrize("value", [None, "1", math.nan, 1.5])
+@pytest.mark.parametrize(
+    ("score", "problem"),
+    [
+        (PlayScore(value=None), "score is a NoneType: give a float"),  # type: ignore[arg-type]
+        (PlayScore(value="1"), "score is a str: give a float"),  # type: ignore[arg-type]
+        (PlayScore(value=1.0, malformed=None), "its malformed a NoneType"),  # type: ignore[arg-type]
+        (PlayScore(value=1.0, guardrails=[]), "guardrails are a list"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_score_of_wrong_types_names_them(score: PlayScore, problem: str) -> None:
+    class Odd(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            return score
+
+    with pytest.raises(ArenaError, match=f"world 0: .*{problem}"):
+        await play_task(Odd(), POLICY, POLICY, ["w"])
+
+
+async def test_scores_without_a_sign_are_compared_as_numbers() -> None:
+    class Bytes(Coin):
+        highest = 255.0
+
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            return PlayScore(value=np.uint8(200 if policy is POLICY else 199))  # type: ignore[arg-type]
+
+    match = await play_task(Bytes(), POLICY, named("other"), [f"w{n}" for n in range(128)])
+    assert match.difference.mean == -1 and match.ruling != "promote"
+
+
+def test_a_play_without_async_is_refused_before_training() -> None:
+    with pytest.raises(ConfigError, match="its play is no coroutine: write async def play"):
+        load_evaluator(f"{__name__}:Plain")
+
+
+class Plain(Coin):
+    def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:  # type: ignore[override]
+        return PlayScore(value=1.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.5])
 async def test_a_score_that_is_no_number_or_beyond_the_bounds_names_its_world(value: Any) -> None:
     class Odd(Coin):
         async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
@@ -262,6 +301,41 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
         assert await evaluator.play(world, mute, 0) == PlayScore(value=0.0, malformed=True)
     with pytest.raises(APIConnectionError):
         await evaluator.play(world, parrot, 0)
+    assert Guess.open == 0
+
+
+async def test_a_prompt_that_fills_the_context_fails_no_gate() -> None:
+    """Both policies leave out a recorded one; one that a policy filled itself ends its play."""
+    said = "This model's maximum context length is 10 tokens. However, you requested 300 tokens."
+
+    async def chat(request: web.Request) -> web.Response:
+        asked = await request.json()
+        if len(asked["messages"]) > 1:
+            error = {"message": said if asked["model"] == "long" else "no tools", "code": 400}
+            return web.json_response({"error": error}, status=400)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "9"}}
+        return web.json_response({"id": "1", "object": "chat.completion", "choices": [choice]})
+
+    async def prefers(messages: Sequence[Message], reply: str, recorded: str) -> float:
+        return float(reply == "9")
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    user: Message = {"role": "user", "content": "?"}
+    short, long = (
+        Call(step=0, messages=(user,) * count, response="", temperature=1.0) for count in (1, 2)
+    )
+    prompts, game = RecordedPrompts(prefers), TextEnv(Guess, lowest=0.0, highest=1.0)
+    async with (
+        TestServer(app) as server,
+        AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="none", max_retries=0) as client,
+    ):
+        policy, other = (Endpoint(client=client, model=name) for name in ("long", "other"))
+        assert await prompts.play([short, long], policy, 0) == PlayScore(value=1.0)
+        assert await prompts.play([long], policy, 0) == PlayScore(value=0.0)
+        assert (await game.play(1, policy, 0)).malformed
+        with pytest.raises(BadRequestError, match="no tools"):
+            await prompts.play([long], other, 0)
     assert Guess.open == 0
 
 

@@ -86,9 +86,9 @@ def test_untrainable_says_why(given: dict[str, Any], fields: dict[str, Any], rea
 
 
 def test_the_field_that_is_too_long_is_named() -> None:
-    with pytest.raises(RequestError, match="^user 'uuu"):
+    with pytest.raises(RequestError, match=r"^user 'uuu"):
         Identity.of([], "u" * 201)
-    with pytest.raises(RequestError, match="^x-babylon-agent 'uuu"):
+    with pytest.raises(RequestError, match=r"^x-babylon-agent 'uuu"):
         Identity.of([(b"x-babylon-agent", b"u" * 201)], None)
 
 

@@ -45,14 +45,21 @@ def test_the_effective_sample_size_of_equal_weights_is_one() -> None:
 
 
 def test_a_weight_beyond_all_numbers_takes_the_whole_effective_sample() -> None:
-    """A server that logs -9999 must not pass for one whose weights are all the same."""
     assert effective_sample_size(torch.tensor([0.0, 0.0, 0.0, 9998.0])) == pytest.approx(0.25)
     assert math.isnan(effective_sample_size(torch.tensor([0.0, math.inf])))
+
+
+@pytest.mark.parametrize("logged", [-8.0, -9999.0])
+def test_a_token_that_is_masked_weighs_nothing_in_the_effective_sample(logged: float) -> None:
+    """A server that logs -9999, or one token of another adapter, must not reject an update."""
     trajectories = window()
     call = trajectories[0].calls[0]
-    cut = replace(call, logprobs=[-9999.0] * len(call.completion))
-    trajectories[0] = replace(trajectories[0], calls=[cut, *trajectories[0].calls[1:]])
-    assert update(tiny_model(0), trajectories, iterations=1).ess < 0.3
+    assert call.logprobs
+    odd = replace(call, logprobs=[call.logprobs[0] + logged, *call.logprobs[1:]])
+    trajectories[0] = replace(trajectories[0], calls=[odd, *trajectories[0].calls[1:]])
+    report = update(tiny_model(0), trajectories, iterations=1)
+    assert report.importance_max > 1000
+    assert report.ess == pytest.approx(1 - 1 / report.tokens, abs=0.02)
 
 
 def test_the_update_norm_is_relative_to_the_weights() -> None:

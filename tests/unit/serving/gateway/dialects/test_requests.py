@@ -191,7 +191,10 @@ def test_fields_of_messages(sent: dict[str, Any], chat: dict[str, Any]) -> None:
             {"input": [{"type": "item_reference", "id": "msg_1"}]},
             "gateways keep no items; send the item itself",
         ),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tool of type 'web_search': gateways run no tools of OpenAI"),
+        (
+            {"input": "a", "tools": [{"type": "web_search"}]},
+            "tool of type 'web_search': gateways run no tools of OpenAI",
+        ),
         ({"input": "a", "tool_choice": {"type": "mcp"}}, "tool_choice of type 'mcp': use function"),
         ({}, "missing required field `input`"),
     ],
