@@ -5,7 +5,7 @@ counts if another value may change the scored artifact: its rows, its thinning o
 budget of the judge counts, because it decides between the judge, the cheaper one and the heuristic.
 A user's scorer with a context may read any group, so more settings count for it. The rubric's text
 and the judges' checkpoints count beside their paths.
-An update has a digest of its own (``babylon.training.update_progress``).
+An update has a digest of its own (``babylon.training.progress_file``).
 """
 
 import hashlib
