@@ -16,7 +16,6 @@ does P&L: a challenger that is no better passes at most 2.5 % of the gates.
 """
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan
@@ -91,8 +90,6 @@ def load_evaluator(name: str) -> Evaluator[object]:
     parts = ("unit", "lowest", "highest", "guardrails", "worlds", "play")
     if missing := [part for part in parts if not hasattr(evaluator, part)]:
         raise ConfigError(f"EVALUATOR={name} has no {', '.join(missing)}: see docs/evaluators.md")
-    if not inspect.iscoroutinefunction(evaluator.play):
-        raise ConfigError(f"EVALUATOR={name}: its play is no coroutine: write async def play")
     bounds = evaluator.lowest, evaluator.highest
     # no bet has a size without bounds
     if not all(isinstance(one, Real) for one in bounds) or not -inf < bounds[0] < bounds[1] < inf:

@@ -1,6 +1,7 @@
 """A match on a task: both policies play the same worlds until the bets on the scores decide."""
 
 import asyncio
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,10 @@ async def _played(
 ) -> PlayScore:
     seed = int.from_bytes(blake2b(str(number).encode(), digest_size=6).digest())
     try:
-        score = await evaluator.play(world, policy, seed)
+        playing: object = evaluator.play(world, policy, seed)
+        if not inspect.isawaitable(playing):
+            raise ArenaError("the evaluator's play is no coroutine: write async def play")
+        score: PlayScore = await playing
     except SystemExit as error:  # it would end the worker without a word
         raise ArenaError(
             f"world {number}: the evaluator's play called sys.exit: raise an error, or return a low"

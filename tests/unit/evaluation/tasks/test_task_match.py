@@ -176,14 +176,13 @@ async def test_scores_without_a_sign_are_compared_as_numbers() -> None:
     assert match.difference.mean == -1 and match.ruling != "promote"
 
 
-def test_a_play_without_async_is_refused_before_training() -> None:
-    with pytest.raises(ConfigError, match="its play is no coroutine: write async def play"):
-        load_evaluator(f"{__name__}:Plain")
+async def test_a_play_without_async_is_named() -> None:
+    class Plain(Coin):
+        def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:  # type: ignore[override]
+            return PlayScore(value=1.0)
 
-
-class Plain(Coin):
-    def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:  # type: ignore[override]
-        return PlayScore(value=1.0)
+    with pytest.raises(ArenaError, match="play is no coroutine: write async def play"):
+        await play_task(Plain(), POLICY, POLICY, ["w"])
 
 
 @pytest.mark.parametrize("value", [math.nan, 1.5])
