@@ -230,6 +230,11 @@ class Verdict:
     report: str | None = None  # directory with report.json and its pictures
 
     @property
+    def in_dollars(self) -> bool:
+        """True unless the P&L is a task's score, which has no drawdown."""
+        return self.pnl_after is None or self.drawdown_after is not None
+
+    @property
     def ruling(self) -> Ruling:
         if self.promote:
             return "promote"

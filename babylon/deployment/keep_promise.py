@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(
-    store: Store, seed: int, route: Route, verdict: Verdict, model: str, *, dollars: bool = True
+    store: Store, seed: int, route: Route, verdict: Verdict, model: str
 ) -> Change | None:
     """Add the window's play to the evidence, and go back to a policy that is surely better.
 
@@ -42,7 +42,6 @@ async def keep_promise(
             there is one.
         verdict: of the window's own checkpoint. One that is promoted and gains more than the
             return does is to be deployed instead.
-        dollars: the verdict's P&L is in dollars. If not, one that is promoted is deployed.
 
     Returns:
         The change of the route, if there is one.
@@ -70,7 +69,7 @@ async def keep_promise(
         if difference := await asyncio.to_thread(broken_promise, windows, len(rivals)):
             lost[rival.policy_version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
-    if better is None or (verdict.promote and _gains_more(verdict, -lost[better].mean, dollars)):
+    if better is None or (verdict.promote and _gains_more(verdict, -lost[better].mean)):
         return None
     reason = (
         f"the fleet earned {lost[better]} a play over policy {better} in the same worlds:"
@@ -81,12 +80,13 @@ async def keep_promise(
     return await roll_back(store, request, better)
 
 
-def _gains_more(verdict: Verdict, usd: float, dollars: bool) -> bool:
+def _gains_more(verdict: Verdict, usd: float) -> bool:
     """Return whether a promoted checkpoint gains at least as much as a return to a rival.
 
     An evaluator's score is what its user wants, and no number of dollars.
     """
-    return not dollars or (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0) >= usd
+    gain = (verdict.pnl_after or 0.0) - (verdict.pnl_before or 0.0)
+    return gain >= usd or not verdict.in_dollars
 
 
 async def _rivals(store: Store, route: Route) -> list[Policy]:

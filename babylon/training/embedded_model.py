@@ -7,6 +7,7 @@ with ``save_pretrained``, so transformers and vLLM load it like any other causal
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,15 +157,12 @@ def _gradients(
         tokens = sum(len(call.completion) for call in calls)
         losses: list[float] = []
 
-        def loss(
-            _: Sequence[int],
-            values: Values,
-            tokens: int = tokens,
-            losses: list[float] = losses,
-        ) -> torch.Tensor:
-            mean = -values.logprobs.sum() / tokens
-            losses.append(mean.item())
-            return mean
-
-        forward.accumulate(compile_tree(calls), loss)
+        forward.accumulate(compile_tree(calls), partial(_loss, tokens, losses))
         yield sum(losses)
+
+
+def _loss(tokens: int, noted: list[float], _: Sequence[int], values: Values) -> torch.Tensor:
+    """Return a portion's part of the mean loss of a batch of ``tokens``, and note it."""
+    mean = -values.logprobs.sum() / tokens
+    noted.append(mean.item())
+    return mean

@@ -52,9 +52,8 @@ async def compare(
     for batch in worlds.batches:
         meet = partial(play, scenarios=batch.scenarios, seats=worlds.seats)
         # At once: an engine answers one player while the other's next prompts are written.
-        old, new = await asyncio.gather(
-            *(asyncio.to_thread(meet, one, copies=worlds.seats) for one in (champion, challenger))
-        )
+        both = [partial(meet, one, copies=worlds.seats) for one in (champion, challenger)]
+        old, new = await asyncio.gather(*map(asyncio.to_thread, both))
         before.append(old)
         after.append(new)
         for copies, found in crowds.items():
@@ -65,7 +64,9 @@ async def compare(
             challenger=joined(after),
             crowds={copies: np.concatenate(found) for copies, found in crowds.items()},
         )
-        looks.append(look_at(standings, worlds))
+        credited = standings.differences(worlds)[0]
+        difference = sequence(credited, worlds.budget)
+        looks.append(Look(scenarios=len(credited.values), difference=difference))
         if progress is not None:
             progress(looks[-1].scenarios, worlds.budget)
         if ended := ruled(standings, worlds):
@@ -79,9 +80,3 @@ async def compare(
         reason=ended[1],
         worlds=worlds.played(looks[-1].scenarios),
     )
-
-
-def look_at(standings: Standings, worlds: GateWorlds) -> Look:
-    """Return the look after the worlds that both played."""
-    differences = standings.differences(worlds)[0]
-    return Look(scenarios=len(differences.values), difference=sequence(differences, worlds.budget))

@@ -91,18 +91,7 @@ async def _played(
 
 
 def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
-    if not isinstance(score, PlayScore):
-        raise ArenaError(
-            f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
-            " PlayScore(value=...)"
-        )
-    if not isinstance(score.guardrails, Mapping) or not isinstance(
-        score.malformed, bool | np.bool_
-    ):
-        raise ArenaError(
-            f"world {number}: the play's guardrails are a {type(score.guardrails).__name__} and its"
-            f" malformed a {type(score.malformed).__name__}: give a mapping of numbers and a bool"
-        )
+    _check_types(score, number)
     # A misspelt name would count as no harm in both policies, and guard nothing.
     if unknown := sorted(score.guardrails.keys() - evaluator.guardrails.keys()):
         raise ArenaError(
@@ -115,14 +104,29 @@ def _check(evaluator: Evaluator[object], score: PlayScore, number: int) -> None:
             f"world {number}: the harm {odd[0]} is {score.guardrails[odd[0]]}: report a number, 0"
             " without harm"
         )
-    if not isinstance(score.value, Real):
-        raise ArenaError(
-            f"world {number}: the evaluator's score is a {type(score.value).__name__}: give a float"
-        )
     if not (_is_number(score.value) and evaluator.lowest <= score.value <= evaluator.highest):
         raise ArenaError(
             f"world {number}: the evaluator's score {score.value} is not between"
             f" {evaluator.lowest} and {evaluator.highest}"
+        )
+
+
+def _check_types(score: PlayScore, number: int) -> None:
+    if not isinstance(score, PlayScore):
+        raise ArenaError(
+            f"world {number}: the evaluator's play returned a {type(score).__name__}: return"
+            " PlayScore(value=...)"
+        )
+    if not isinstance(score.guardrails, Mapping) or not isinstance(
+        score.malformed, bool | np.bool_
+    ):
+        raise ArenaError(
+            f"world {number}: the play's guardrails are a {type(score.guardrails).__name__} and its"
+            f" malformed a {type(score.malformed).__name__}: give a mapping of numbers and a bool"
+        )
+    if not isinstance(score.value, Real):
+        raise ArenaError(
+            f"world {number}: the evaluator's score is a {type(score.value).__name__}: give a float"
         )
 
 

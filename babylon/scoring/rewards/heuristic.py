@@ -2,7 +2,7 @@
 
     value = pnl_usd - 0.25 * drawdown_usd - costs of failures
     score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
-    reward of a step = (its payoff - the cost of its failure) / (max - min), of outliers see below
+    reward of a step = (its payoff - the cost of its failure) / (max - min)
 
 The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
 orders equal profits by their risk, and rarely outweighs a difference in profit. Nothing else pays:
@@ -12,9 +12,8 @@ A malformed reply or refused action costs ``FAILURE_USD`` more than the largest 
 step in its world at its tick. Otherwise it would be the best answer where all lose (decision 97).
 
 One lucky trade must not make all others look equal. Of the distances to the median, the one that
-nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away than
-that counts as that far, and what its steps earned moves towards the median play's mean step in the
-same proportion, so that the step that made it an outlier stays the best or the worst.
+nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away
+counts as that far, and what its steps earned moves as much towards the mean step of the median.
 """
 
 from collections import defaultdict
@@ -41,27 +40,24 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     distances = [abs(worth - middle) for worth in worths]
     usual = sorted(distances)[int(USUAL * (len(worths) - 1))] if worths else 0.0
     limit = max(FAR * usual, LEAST_USD)
-    shares = [limit / distance if distance > limit else 1.0 for distance in distances]
-    values = [
-        middle + share * (worth - middle) for share, worth in zip(shares, worths, strict=True)
-    ]
+    shares = [min(1.0, limit / max(distance, LEAST_USD)) for distance in distances]
+    values = [middle + share * (one - middle) for share, one in zip(shares, worths, strict=True)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     scale = high - low or 1.0
     return [
         Score(
             (value - low) / scale if high > low else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
-            {
-                p.step: (
-                    share * (p.pnl_usd - cost.get(p.step, 0.0))
-                    + (1 - share) * middle / len(own.payoffs)
-                )
-                / scale
-                for p in own.payoffs
-            },
+            _rewards(own, cost, share / scale, (1 - share) * middle / scale),
         )
         for value, share, own, cost in zip(values, shares, trajectories, costs, strict=True)
     ]
+
+
+def _rewards(own: Trajectory, cost: dict[int, float], part: float, rest: float) -> dict[int, float]:
+    """Return step → ``part`` of what it earned and its share of the ``rest``."""
+    each = rest / max(1, len(own.payoffs))
+    return {p.step: part * (p.pnl_usd - cost.get(p.step, 0.0)) + each for p in own.payoffs}
 
 
 def _failures(trajectories: Sequence[Trajectory]) -> list[dict[int, float]]:
