@@ -53,7 +53,7 @@ async def replies_for(
         store, claim.window_id, version, preferences.temperature, preferences.values
     )
     if known and max(len(one.replies) for one in known) >= preferences.replies:
-        return known  # fewer were asked for than now otherwise
+        return known  # else fewer were asked for than now
     points = informative(work.rows, preferences.prompts)
     found = await _sampled(work, points)
     texts = [[one.text for one in replies] for replies in found]
