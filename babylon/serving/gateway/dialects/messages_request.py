@@ -35,9 +35,7 @@ _DROPPED = (
     "speed",
     *_REMEDIES,
 )
-_BILLING = (
-    "x-anthropic-billing-header:"  # of Claude Code: new in each request, for no model to read
-)
+_BILLING = "x-anthropic-billing-header:"  # of Claude Code, new in each request
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
