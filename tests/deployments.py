@@ -58,6 +58,7 @@ def verdict(claim: Claim, *, promote: bool = True, route_version: int = 1) -> Ve
     measured = (
         *("pnl_before", "pnl_after", "pnl_difference_low", "pnl_difference_high"),
         *("win_rate_before", "win_rate_after", "malformed_before", "malformed_after"),
+        *("drawdown_before", "drawdown_after"),
     )
     return Verdict(
         claim=claim,

@@ -210,17 +210,24 @@ async def test_a_policy_that_gateways_have_unloaded_returns_too(
     assert await outcomes(store) == ["committed"] * 2  # it was loaded again
 
 
-@pytest.mark.parametrize(("gain", "serves"), [(100.0, 0), (900.0, 2)])
+@pytest.mark.parametrize(
+    ("gain", "drawdown", "serves"), [(100.0, 0.0, 0), (900.0, 0.0, 2), (0.5, None, 2)]
+)
 async def test_the_base_returns_where_the_policy_before_is_lost_too(
-    store: Store, settings: Settings, claim: Claim, gain: float, serves: int
+    store: Store,
+    settings: Settings,
+    claim: Claim,
+    gain: float,
+    drawdown: float | None,
+    serves: int,
 ) -> None:
-    """Also instead of a checkpoint that gains less than the return does."""
+    """Also instead of a checkpoint that gains less than the return does, if both are dollars."""
     await deploy_checkpoint(store, settings, replace(verdict(claim), policy_version=1))
     await store.pool.execute(
         "UPDATE babylon.policies SET parent_version = 1 WHERE policy_version = 2"
     )
     now = verdict(claim, route_version=2)
     await add_pairs(store, claim, 1, 0, pairs([-700.0] * 60))
-    better = replace(now, pnl_before=-700.0, pnl_after=gain - 700.0)
+    better = replace(now, pnl_before=-700.0, pnl_after=gain - 700.0, drawdown_after=drawdown)
     await deploy_checkpoint(store, settings, better)
     assert await serving(store) == serves
