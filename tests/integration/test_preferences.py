@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -29,6 +31,7 @@ from babylon.policies.checkpoint_files import context_of
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
 from babylon.scoring.scorer import FALLBACK
+from babylon.stages.sample_replies import replies_for
 from babylon.stages.train import train_window
 from babylon.stages.words import words_for
 from babylon.store import Store
@@ -140,6 +143,28 @@ async def test_members_with_a_temperature_sample_their_own_replies(
     assert {row["temperature"] for row in sampled} == genes and len(genes) == 2
     siblings = await list_siblings(store)
     assert len({one.metrics["update_norm"] for one in siblings}) == 2
+
+
+async def test_a_window_that_is_tried_again_with_more_replies_samples_them(
+    store: Store, settings: Settings, base: Path
+) -> None:
+    """The remedy of a window without pairs is to ask for more."""
+    await ensure_base(store, uri=str(base), base_model="deciding")
+    scored = await tied_window(store, settings, base)
+    settings = settings.replace(training={"objective": "dpo"})
+    rows = await asyncio.to_thread(training_rows, settings.home, scored.artifact)
+    counts = []
+    for replies in (3, 6, 2):
+        asked = settings.replace(preferences={"prompts": 5, "replies": replies})
+        work: Any = SimpleNamespace(
+            store=store, settings=asked, parent=await get_policy(store, 0), rows=rows
+        )
+        found = await replies_for(work, scored, asked.judge)
+        counts.append({len(one.replies) for one in found})
+    assert counts == [{3}, {6}, {6}]  # what is stored suffices for fewer
+    kept = await read_replies(store, WINDOW, 0, asked.preferences.temperature, "simulator")
+    assert {len(one.replies) for one in kept} == {6}
+    assert await read_replies(store, WINDOW, 0, asked.preferences.temperature, "judge") == []
 
 
 async def test_a_window_of_ties_teaches_by_preferences(
