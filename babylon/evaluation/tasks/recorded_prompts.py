@@ -7,6 +7,7 @@ possible behind this protocol; a judge that sees the prompt, the reply and the r
 equivalent: the recorded reply is the common opponent.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from statistics import fmean
@@ -18,6 +19,7 @@ from babylon.core.llm_calls import Message, tool_call_texts
 from babylon.core.trajectories import Call, Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, exceeds_context
 
+log = logging.getLogger(__name__)
 PROMPTS = 8  # of a scenario, at most
 ReplyJudge = Callable[[Sequence[Message], str, str], Awaitable[float]]
 """(messages, reply, recorded reply) → 0 (the recorded one is better) to 1 (the reply is)."""
@@ -52,7 +54,11 @@ class RecordedPrompts:
         A prompt that fills the context fits neither policy.
         """
         replied = [await self._reply(call, policy, seed) for call in world]
-        if not (found := [one for one in replied if one is not None]):
+        found = [one for one in replied if one is not None]
+        if len(found) < len(replied):
+            left_out = len(replied) - len(found)
+            log.warning("%d of %d recorded prompts exceed the context", left_out, len(replied))
+        if not found:  # for both policies, so that the world decides nothing
             return PlayScore(value=self.lowest)
         return PlayScore(
             value=fmean(value for value, _ in found), malformed=any(empty for _, empty in found)
