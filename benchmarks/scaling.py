@@ -204,7 +204,6 @@ def ranks(model: Path, directory: Path) -> list[Point]:
                 transfer_layers="all",
                 options=DEFAULT_OPTIONS,
                 staleness={},
-                behaviours={},
                 optimizer=None,
                 progress_directory=None,
                 home=None,

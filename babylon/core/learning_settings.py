@@ -11,6 +11,7 @@ Precision = Literal["fp32", "bf16", "nf4"]
 Objective = Literal["grpo", "dpo", "kto", "sdpo", "grpo+dpo", "grpo+sdpo"]
 Trainer = Literal["torch", "serverless", "art-local"]
 Loss = Literal["ppo_clip", "cispo", "gspo", "gspo_token", "sapo", "dapo", "dr_grpo", "reinforce_is"]
+PAIRS_ALONE = ("dpo", "kto")  # objectives that never read the scores' loss and its reference
 LOSSES_WITH_NORMALISER = ("gspo", "gspo_token", "dapo", "dr_grpo")
 LOSSES_WITH_RATIO = ("cispo", "reinforce_is", "gspo")  # of their own, to the sampling policy
 
@@ -119,6 +120,17 @@ class TrainingSettings(Group):
     """Number of updates that a call's policy may lie behind; nothing corrects for more than two."""
     recall_chats: Path | None = env(None, "RECALL_CHATS")
     """File of chats that a policy must not forget, in any format of `db import`; docs/arena.md."""
+
+    @model_validator(mode="after")
+    def _the_objective_reads_what_is_set(self) -> Self:
+        own = {"KL_PENALTY": self.kl_penalty, "ENTROPY_FLOOR": self.entropy_floor}
+        for name, value in own.items():
+            if value and self.objective in PAIRS_ALONE:
+                raise ValueError(
+                    f"{name}={value:g} with OBJECTIVE={self.objective}, whose only reference is the"
+                    " policy before the update: unset it, or take an objective with grpo"
+                )
+        return self
 
     @model_validator(mode="after")
     def _the_loss_takes_the_call_weight(self) -> Self:

@@ -6,7 +6,7 @@ better, and learns again what a policy that became sure of itself can no longer 
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.core.trajectories import read_trajectories
@@ -19,9 +19,11 @@ from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
+from babylon.quality.decode import OF_POOR_PLAY
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.policies import Policy, get_policy
+from babylon.store.rejections import policies_of_rejected
 from babylon.store.routes import Route, previous_champion
 from babylon.store.windows import get_window
 
@@ -107,18 +109,18 @@ async def _pairs(
     row = await get_window(store, claim.window_id)
     if row is None or row.scored is None or not rivals:
         return [[] for _ in rivals]
-    # What dropout left out was played, too: a world counts only if all of its play is known.
-    parts = [one for one in (row.scored.artifact, row.scored.held_out) if one is not None]
-    found = [
-        trajectory
-        for part in parts
-        for trajectory in await asyncio.to_thread(read_trajectories, store.home, part)
-    ]
+    # A world counts only if all of its play is known: also what dropout left out, and what was
+    # rejected because it was played badly. Without the latter, the champion would look better.
+    players: dict[str, Collection[int | None]] = {}
+    players |= await policies_of_rejected(store, claim.window_id, OF_POOR_PLAY)
+    for part in (row.scored.artifact, row.scored.held_out):
+        if part is not None:
+            found = await asyncio.to_thread(read_trajectories, store.home, part)
+            players |= {own.trajectory_id: {c.policy_version for c in own.calls} for own in found}
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)
-    played = {own.trajectory_id: own for own in found}
-    if not (worlds := own_worlds(rebuilt.scenarios, played, champion)):
+    if not (worlds := own_worlds(rebuilt.scenarios, players, champion)):
         return [[] for _ in rivals]
     async with entered(store, model, seed, rivals) as deciding:
         return [await asyncio.to_thread(pairs_of, worlds, decide) for decide in deciding]

@@ -53,6 +53,10 @@ class Reason(StrEnum):
     NO_FEEDBACK = "no_feedback"  # no reward arrived in time (scorer ``feedback``)
 
 
+OF_POOR_PLAY = (Reason.NO_RESPONSE, Reason.TOO_FEW_ACTIONS, Reason.BELOW_REWARD_THRESHOLD)
+"""Reasons that say how the policy played. The row itself is sound."""
+
+
 class RejectedError(Exception):
     """A row that cannot be used. ``check_row`` turns it into a rejection."""
 

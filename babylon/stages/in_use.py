@@ -9,38 +9,28 @@ from datetime import date, datetime, timedelta
 
 from babylon.core.windows import DONE, Window, WindowState, parse_window_id
 from babylon.store.checkpoints_in_use import Holdings
-from babylon.store.lineage import staleness
 from babylon.store.play_in_use import WindowUse
 from babylon.store.routes import champions
 
 
-def kept(
-    holdings: Holdings, bases: Mapping[int, str], *, number: int, max_staleness: int
-) -> frozenset[int]:
+def kept(holdings: Holdings, bases: Mapping[int, str], *, number: int) -> frozenset[int]:
     """Return the policies whose checkpoints stay.
 
     These are: policies that serve or are proposed; the last ``number`` champions, for a rollback;
     the ``number`` newest and the ``number`` best by P&L of their verdict, among those that may
-    serve; base models; policies of windows in work; policies that served in either arm and are not
-    too stale, because recorded calls may still need them; and the bases of kept adapters.
+    serve; base models; policies of windows in work; and the bases of kept adapters.
 
     Args:
         bases: version of an adapter → directory of its base model.
     """
     present = [held for held in holdings.policies if not held.removed]
-    parents = {held.policy_version: held.parent_version for held in holdings.policies}
     barred = _barred(holdings)
     may_serve = [held for held in present if held.policy_version not in barred]
-    reigns = champions(holdings.routed)
     keep = {held.policy_version for held in present if held.kind == "base"}
-    keep |= set(reigns[-1 - number :]) | holdings.in_use
+    keep |= set(champions(holdings.routed)[-1 - number :]) | holdings.in_use
     keep |= {held.policy_version for held in may_serve[-number:]}
     judged = [(held.pnl, held.policy_version) for held in may_serve if held.pnl is not None]
     keep |= {version for _, version in sorted(judged)[-number:]}
-    if reigns:
-        ages = staleness(parents, reigns[-1])
-        served = holdings.challenged.union(holdings.routed)
-        keep |= {v for v in served if ages.get(v, max_staleness + 1) <= max_staleness}
     needed = {bases[version] for version in keep if version in bases}
     return frozenset(keep | {held.policy_version for held in present if held.uri in needed})
 

@@ -63,18 +63,15 @@ async def retire_checkpoints(store: Store, settings: Settings) -> tuple[int, ...
             store,
             settings.home,
             number=settings.deployment.keep_checkpoints,
-            max_staleness=settings.training.max_staleness,
             lookback_hours=settings.windows.lookback_hours,
         )
 
 
-async def _retire(
-    store: Store, home: Home, *, number: int, max_staleness: int, lookback_hours: int
-) -> tuple[int, ...]:
+async def _retire(store: Store, home: Home, *, number: int, lookback_hours: int) -> tuple[int, ...]:
     gone: tuple[int, ...] = ()
     unreadable: ModelError | None = None
     try:
-        gone = await _mark(store, home, number=number, max_staleness=max_staleness)
+        gone = await _mark(store, home, number=number)
     except ModelError as error:  # the progress of failed updates must not pile up meanwhile
         unreadable = error
     failpoint("retire.marked")
@@ -87,16 +84,11 @@ async def _retire(
     return gone
 
 
-async def _mark(store: Store, home: Home, *, number: int, max_staleness: int) -> tuple[int, ...]:
+async def _mark(store: Store, home: Home, *, number: int) -> tuple[int, ...]:
     """Mark the policies whose checkpoints are no longer needed, and return their versions."""
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, home, holdings.policies)
-        keep = kept(
-            holdings,
-            bases,
-            number=number,
-            max_staleness=max_staleness,
-        )
+        keep = kept(holdings, bases, number=number)
         gone = tuple(
             held.policy_version
             for held in holdings.policies

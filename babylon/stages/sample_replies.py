@@ -49,12 +49,15 @@ async def replies_for(
     if "dpo" not in work.settings.training.objective.split("+"):
         return []
     store, claim, version = work.store, scored.claim, work.parent.policy_version
-    known = await read_replies(
+    points = informative(work.rows, preferences.prompts)
+    stored = await read_replies(
         store, claim.window_id, version, preferences.temperature, preferences.values
     )
-    if known and max(len(one.replies) for one in known) >= preferences.replies:
-        return known  # else fewer were asked for than now
-    points = informative(work.rows, preferences.prompts)
+    asked = {(point.trajectory_id, point.call.step) for point in points}
+    known = [one for one in stored if (one.trajectory_id, one.step) in asked]
+    most = max((len(one.replies) for one in known), default=0)
+    if len(known) == len(points) and most >= preferences.replies:  # else less was asked for
+        return _valued(known)
     found = await _sampled(work, points)
     texts = [[one.text for one in replies] for replies in found]
     if preferences.values == "judge":
@@ -68,23 +71,27 @@ async def replies_for(
             prompt_token_ids=tuple(point.call.prompt_token_ids or ()),
             replies=tuple(
                 ValuedReply(completion_token_ids=one.token_ids, value=value)
-                for one, value in zip(replies, own, strict=True)
+                for one, value in zip(replies, own or (), strict=own is not None)
             ),
             temperature=preferences.temperature,
             policy_version=version,
         )
         for point, replies, own in zip(points, found, values, strict=True)
-        if own and len(own) > 1  # a pair needs two
     ]
+    valued = _valued(sampled)
     log.info(
         "window %s: policy %d answered %d prompts again, %d of them could be valued",
         claim.window_id,
         version,
         len(points),
-        len(sampled),
+        len(valued),
     )
     await store_replies(store, claim, sampled, preferences.values)
-    return sampled
+    return valued
+
+
+def _valued(sampled: Sequence[PromptReplies]) -> list[PromptReplies]:
+    return [one for one in sampled if len(one.replies) > 1]  # a pair needs two
 
 
 async def _sampled(work: TrainInput, points: Sequence[DecisionPoint]) -> list[list[SampledReply]]:

@@ -10,7 +10,7 @@ from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
 from babylon.stages.siblings import make_update
-from babylon.stages.update_sources import behaviours_of, optimizer_of, staleness_of
+from babylon.stages.update_sources import optimizer_of, staleness_of
 from babylon.store.connection import Store
 from babylon.store.policies import (
     Policy,
@@ -60,7 +60,6 @@ async def train_window(
         target=checkpoint_directory(settings.home, claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
         staleness=await staleness_of(store, parent, rows),
-        behaviours=await behaviours_of(store, rows),
         optimizer=await optimizer_of(store, parent),
         progress=progress,
     )

@@ -1,15 +1,15 @@
-"""Earlier policies that an update needs: their ages, their checkpoints, and an optimiser."""
+"""Earlier policies that an update needs: their ages, and an optimiser."""
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from babylon.core.errors import ArtifactError, ModelError
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.lineage import parents, rejected_child, staleness
-from babylon.store.policies import Policy, checkpoint_uris
+from babylon.store.policies import Policy
 from babylon.training.update_health import ruled_out
 
 log = logging.getLogger(__name__)
@@ -23,14 +23,6 @@ async def staleness_of(store: Store, parent: Policy, rows: Sequence[TrainingRow]
     played = {call.policy_version for row in rows for call in row.calls}
     ages = staleness(await parents(store), parent.policy_version)
     return {version: age for version, age in ages.items() if version in played}
-
-
-async def behaviours_of(store: Store, rows: Sequence[TrainingRow]) -> Mapping[int, str]:
-    """Return the checkpoints of policies whose calls came without logprobs."""
-    calls = (call for row in rows for call in row.calls)
-    unlogged = {call.policy_version for call in calls if call.logprobs is None}
-    uris = await checkpoint_uris(store, unlogged, removed=False)
-    return {v: await asyncio.to_thread(fetch_checkpoint, store.home, uris[v]) for v in uris}
 
 
 async def optimizer_of(store: Store, parent: Policy) -> str:

@@ -34,13 +34,12 @@ class Held:
 class Holdings:
     """All policies and their uses.
 
-    ``routed``: the champion of every route, oldest first. ``challenged``: all challengers.
+    ``routed``: the champion of every route, oldest first.
     ``in_use``: policies that serve now, are proposed, or are needed by windows in work.
     """
 
     policies: tuple[Held, ...]
     routed: tuple[int, ...]
-    challenged: frozenset[int]
     in_use: frozenset[int]
 
 
@@ -60,9 +59,8 @@ async def holding(store: Store) -> AsyncIterator[tuple[Connection, Holdings]]:
         await lock_routes(connection)
         policies = await connection.fetch(_POLICIES)
         routed = await connection.fetch(
-            "SELECT policy_version, challenger_version FROM babylon.routes ORDER BY route_version"
+            "SELECT policy_version FROM babylon.routes ORDER BY route_version"
         )
-        challengers = {row["challenger_version"] for row in routed} - {None}
         in_use = await connection.fetch(_IN_USE)
         yield (
             connection,
@@ -71,7 +69,6 @@ async def holding(store: Store) -> AsyncIterator[tuple[Connection, Holdings]]:
                     Held(**{**row, "uri": store.home.resolve(row["uri"])}) for row in policies
                 ),
                 routed=tuple(row["policy_version"] for row in routed),
-                challenged=frozenset(challengers),
                 in_use=frozenset(row["policy_version"] for row in in_use),
             ),
         )

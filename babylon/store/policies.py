@@ -109,15 +109,11 @@ async def list_policies(store: Store) -> list[Policy]:
     return [_policy(store, row) for row in rows]
 
 
-async def checkpoint_uris(
-    store: Store, versions: Iterable[int | None], *, removed: bool
-) -> dict[int, str]:
-    """Return version → URI of the registered versions, with or without removed checkpoints."""
+async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
+    """Return version → URI of the registered versions, though its checkpoint was removed."""
     rows = await store.pool.fetch(
-        "SELECT policy_version, uri FROM babylon.policies"
-        " WHERE policy_version = ANY($1) AND ($2 OR removed_at IS NULL)",
+        "SELECT policy_version, uri FROM babylon.policies WHERE policy_version = ANY($1)",
         list(versions),
-        removed,
     )
     return {row["policy_version"]: store.home.resolve(row["uri"]) for row in rows}
 

@@ -1,7 +1,7 @@
 """The table ``rejections``, trajectories that validation refused, and the counts of each window."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from babylon.core.failpoints import failpoint
@@ -69,6 +69,20 @@ async def window_rejections(store: Store, window_id: str) -> list[RejectedFor]:
         RejectedFor(reason=reason, count=counts[reason], samples=tuple(own))
         for reason, own in samples.items()
     ]
+
+
+async def policies_of_rejected(
+    store: Store, window_id: str, reasons: Sequence[str]
+) -> dict[str, list[int]]:
+    """Return the window's trajectories that were refused for these reasons → its policies."""
+    rows = await store.pool.fetch(
+        "SELECT trajectory_id, array_agg(DISTINCT policy_version) AS policies"
+        " FROM babylon.rejections JOIN babylon.calls USING (trajectory_id)"
+        " WHERE window_id = $1 AND reason = ANY($2) GROUP BY 1",
+        window_id,
+        [*reasons],
+    )
+    return {row["trajectory_id"]: row["policies"] for row in rows}
 
 
 _BY_REASON = """

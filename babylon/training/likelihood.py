@@ -6,7 +6,6 @@ needs no more memory than training its adapter.
 
 import gc
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -25,7 +24,6 @@ from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, Poli
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree
 from babylon.training.grpo.training_input import CallTokens
-from babylon.training.grpo.training_window import TrainingWindow
 
 
 def log_ratios(
@@ -69,49 +67,12 @@ def _exact_play(trajectories: Sequence[Trajectory]) -> dict[str, list[CallTokens
     }
 
 
-def recomputed_logprobs(
-    path: Path | str,
-    tree: PrefixTree,
-    max_tokens: int | None,
-    precision: Precision,
-    ranks: Ranks = ALONE,
-) -> list[list[float]]:
-    """Logprobs of each call's completion under the policy at ``path``. Blocking."""
-    model, _ = load_policy(path, frozen=True, precision=precision)
-    return _logprobs(model, tree, max_tokens, ranks)
-
-
 def _logprobs(
     model: PreTrainedModel, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
 ) -> list[list[float]]:
     with _own_error():
         rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
     return _of_completions(rows, tree.calls)
-
-
-def with_behaviours(
-    window: TrainingWindow,
-    behaviours: Mapping[int, str],
-    precision: Precision,
-    ranks: Ranks = ALONE,
-) -> TrainingWindow:
-    """The window with missing logprobs recomputed under the policies that sampled the calls.
-
-    One policy is in memory at a time.
-    """
-    missing: dict[int, list[int]] = defaultdict(list)
-    for position, call in enumerate(window.calls):
-        version = call.policy_version
-        if call.logprobs is None and version is not None and version in behaviours:
-            missing[version].append(position)
-    logprobs: dict[int, list[float]] = {}
-    for version, positions in sorted(missing.items()):
-        tree = window.tree.only(positions)
-        most = window.config.max_tokens
-        rows = recomputed_logprobs(behaviours[version], tree, most, precision, ranks)
-        logprobs |= zip(positions, rows, strict=True)
-        free_memory()
-    return window.with_logprobs(logprobs) if logprobs else window
 
 
 def _of_completions(values: Tensor, calls: Sequence[CallTokens]) -> list[list[float]]:

@@ -46,7 +46,6 @@ def update_checkpoint(
     transfer_layers: TransferLayers = "all",
     options: TuningOptions = DEFAULT_OPTIONS,
     staleness: Mapping[int, int] | None = None,
-    behaviours: Mapping[int, str] | None = None,
     optimizer: str | None = None,
     progress_directory: Path | None = None,
     home: Home | None = None,
@@ -58,7 +57,7 @@ def update_checkpoint(
     """Train the parent policy on a window and save the result. Blocking, minutes on a GPU.
 
     Args:
-        staleness, behaviours: policy version → updates since; → checkpoint, for calls without μ.
+        staleness: policy version → updates since.
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
         progress_directory: holds the progress of an interrupted update, which is then resumed.
         home: its object store gets the progress too, for a worker on another machine.
@@ -69,7 +68,7 @@ def update_checkpoint(
     Raises:
         WindowNotReadyError: nothing in the window can be trained; nothing was written.
         TrainingError: it diverged, does not fit, or cannot have a setting; nothing was written.
-        ModelError: the parent or a behaviour policy does not load.
+        ModelError: the parent does not load.
     """
     trainable = load_share(parent, tuning, transfer_layers, options, optimizer, base, ranks)
     if config.target_kl is not None:
@@ -85,7 +84,6 @@ def update_checkpoint(
         "optimizer": optimizer and place_of(optimizer),
         "config": config,
         "staleness": sorted((staleness or {}).items()),
-        "behaviours": sorted((v, place_of(uri)) for v, uri in (behaviours or {}).items()),
         "preferences": preferences,
     }
     where, digest = progress_directory, update_digest(rows, decides) if progress_directory else ""
@@ -98,7 +96,6 @@ def update_checkpoint(
             preferences,
             context=_context(trainable),
             staleness=staleness or {},
-            behaviours=behaviours or {},
             precision=reading_precision(tuning, options.base_precision),
             reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,

@@ -9,10 +9,11 @@
 Arms: ``ours``, the demo's recipe; ``gated``, the same with the arena's gate; ``reinforce``, the
 same hours with one pass of REINFORCE on whole trajectories; ``trl``, the same hours trained by
 TRL's GRPOTrainer (in ``.venv-bench``); ``sft``, the base model taught the best of its own
-plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features; ``base``, the base
-model as it is. All are compared with the base model and the best scripted rule on the same unseen
-worlds. ``population``: siblings with the learning rates of ``FOUNDERS`` in every hour, of which the
-fittest goes on; the arms to compare are ``ours`` with each of them.
+plays; ``ppo``, PPO from scratch on the Gymnasium view, which sees features (``--set
+decisions=24576`` sets how many); ``base``, the base model as it is. All are compared with the base
+model and the best scripted rule on the same unseen worlds. ``population``: siblings with the
+learning rates of ``FOUNDERS`` in every hour, of which the fittest goes on; the arms to compare are
+``ours`` with each of them.
 
 Each run (level, arm, seed and options) is written to ``--results`` and not run again. One that was
 stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept what it
@@ -226,12 +227,13 @@ def _of_base(level: str, hour: int, base: Path, worlds: int, *, new_words: bool 
 
 
 def _ppo(key: RunKey) -> tuple[int, list[object], Floats, float]:
-    """Train PPO with a hundred times the decisions of the other arms, of the last hour's rules."""
+    """Train PPO on the last hour's rules: 100 times the others' decisions, or as many as set."""
     from benchmarks.curriculum import ppo
 
     level, last = LEVELS[key.level], key.last
     rules, worlds = level.rules(last), unseen(level, last, key.worlds)
-    budget = 100 * rules.ticks * key.agents * key.hours
+    changed = dict(pair.split("=", 1) for pair in key.settings)
+    budget = int(changed.get("decisions", 100 * rules.ticks * key.agents * key.hours))
     curve: list[object] = []
     for done, trader in ppo.train(rules, key.seed, budget):
         if done * PPO_LOOKS >= budget * (len(curve) + 1) or done >= budget:

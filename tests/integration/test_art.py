@@ -329,7 +329,6 @@ def work_for(store: Store, settings: Settings, base: Path) -> Work:
             "target": settings.home.checkpoints / f"w{window.start.hour}-e{claim.epoch}",
             "progress_directory": settings.home.checkpoints / "progress",
             "staleness": {},
-            "behaviours": {},
             "optimizer": str(base),
             "progress": None,
         }

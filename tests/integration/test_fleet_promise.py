@@ -9,7 +9,7 @@ import pytest
 
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
-from babylon.core.types import Artifact, Claim, Scored
+from babylon.core.types import Artifact, Claim, Rejection, Scored
 from babylon.core.windows import WindowState, parse_window_id
 from babylon.deployment import keep_promise
 from babylon.evaluation.arena.betting import Differences, Floats, log_wealth
@@ -19,13 +19,17 @@ from babylon.evaluation.arena.players import Player
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.game.market.scenario import STARTER
 from babylon.game.market.scripted import contrarian, news_follower
+from babylon.quality.decode import Reason
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
+from babylon.store.calls import insert_calls
 from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.rejections import replace_rejections
 from babylon.store.routes import current_route
 from babylon.store.windows import claim_window, set_state
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
+from tests.unit.serving.gateway.calls import CALL
 
 CHAMPION = 2
 
@@ -68,7 +72,7 @@ async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
     rows = await played_rows(store, window, apart_from=(), most=64)
     worlds = rebuild_rows(rows).scenarios
     names = [play.trajectory_id for world in worlds for play in world.plays]
-    all_its_own = {name: by(CHAMPION, name) for name in names}
+    all_its_own: dict[str, set[int | None]] = {name: {CHAMPION} for name in names}
     assert own_worlds(worlds, all_its_own, CHAMPION) == list(worlds)
     good = pairs_of(worlds, scripted(news_follower))
     bad = pairs_of(worlds, scripted(contrarian))
@@ -77,13 +81,17 @@ async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(
         earned = [play.pnl_usd for play in world.plays]
         assert pair.fleet_usd == pytest.approx(sum(earned) / len(earned))
     assert sum(p.before_usd for p in good) > sum(p.before_usd for p in bad)
-    mixed = all_its_own | {names[0]: by(1, names[0])}
+    mixed = all_its_own | {names[0]: {1, CHAMPION}}
     assert len(own_worlds(worlds, mixed, CHAMPION)) == len(worlds) - 1
     assert own_worlds(worlds, {}, CHAMPION) == []
 
 
-async def test_play_that_dropout_left_out_is_evidence_too(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "counted"),
+    [(Reason.NO_RESPONSE, 2), (Reason.BELOW_REWARD_THRESHOLD, 2), (Reason.STEP_ORDER, 1)],
+)
+async def test_play_that_was_left_out_or_refused_as_poor_is_evidence_too(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch, reason: Reason, counted: int
 ) -> None:
     """A world counts only if the policy of all of its plays is known."""
     window = parse_window_id(await played(store, settings, 8, STARTER))
@@ -93,6 +101,11 @@ async def test_play_that_dropout_left_out_is_evidence_too(
     kept, held = (
         Artifact(uri=uri, sha256="", rows=8, window_id=window.id) for uri in ("kept", "held out")
     )
+    refused, *names = names
+    await replace_rejections(
+        store, claim, [Rejection(trajectory_id=refused, reason=reason, detail="")]
+    )
+    await insert_calls(store, [replace(CALL, trajectory_id=refused, policy_version=CHAMPION)])
     parts = {"kept": names[::2], "held out": names[1::2]}
     scored = Scored(
         claim=claim,
@@ -116,7 +129,7 @@ async def test_play_that_dropout_left_out_is_evidence_too(
     monkeypatch.setattr(keep_promise, "entered", entered)
     rival = Player(name="before", enter=lambda: scripted(news_follower))
     (found,) = await keep_promise._pairs(store, 0, claim, CHAMPION, [rival], "babylon")
-    assert len(found) == len(worlds) == 2
+    assert (len(found), len(worlds)) == (counted, 2)
 
 
 def test_only_a_sure_loss_breaks_the_promise() -> None:

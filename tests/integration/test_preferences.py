@@ -145,7 +145,7 @@ async def test_members_with_a_temperature_sample_their_own_replies(
     assert len({one.metrics["update_norm"] for one in siblings}) == 2
 
 
-async def test_a_window_that_is_tried_again_with_more_replies_samples_them(
+async def test_a_window_that_is_tried_again_for_more_samples_it(
     store: Store, settings: Settings, base: Path
 ) -> None:
     """The remedy of a window without pairs is to ask for more."""
@@ -154,14 +154,14 @@ async def test_a_window_that_is_tried_again_with_more_replies_samples_them(
     settings = settings.replace(training={"objective": "dpo"})
     rows = await asyncio.to_thread(training_rows, settings.home, scored.artifact)
     counts = []
-    for replies in (3, 6, 2):
-        asked = settings.replace(preferences={"prompts": 5, "replies": replies})
+    for prompts, replies in ((3, 3), (3, 6), (2, 2), (5, 2), (5, 6)):
+        asked = settings.replace(preferences={"prompts": prompts, "replies": replies})
         work: Any = SimpleNamespace(
             store=store, settings=asked, parent=await get_policy(store, 0), rows=rows
         )
         found = await replies_for(work, scored, asked.judge)
-        counts.append({len(one.replies) for one in found})
-    assert counts == [{3}, {6}, {6}]  # what is stored suffices for fewer
+        counts.append([len(one.replies) for one in found])
+    assert counts == [[3] * 3, [6] * 3, [6] * 2, [2] * 5, [6] * 5]  # the third: stored ones suffice
     kept = await read_replies(store, WINDOW, 0, asked.preferences.temperature, "simulator")
     assert {len(one.replies) for one in kept} == {6}
     assert await read_replies(store, WINDOW, 0, asked.preferences.temperature, "judge") == []

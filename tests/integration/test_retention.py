@@ -70,7 +70,7 @@ async def commit(store: Store, settings: Settings, claim: Claim, parent: int) ->
 async def lean(store: Store, settings: Settings, tmp_path: Path) -> Settings:
     """Settings that keep one checkpoint of each kind; the base model is outside the home."""
     await ensure_base(store, uri=str(make(tmp_path / "base")), base_model="tiny")
-    return settings.replace(deployment={"keep_checkpoints": 1}, training={"max_staleness": 0})
+    return settings.replace(deployment={"keep_checkpoints": 1})
 
 
 def there(settings: Settings) -> list[str]:

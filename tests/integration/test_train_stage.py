@@ -146,8 +146,8 @@ async def test_a_window_that_both_arms_of_an_experiment_played_is_trained_with_t
         ]
         trained = await train_window(store, quick, await scored(store, quick, hour, played))
         metrics = trained.metrics
-        counts = ("staleness_0", "staleness_1", "calls_too_stale", "calls_recomputed")
-        assert [metrics[name] for name in counts] == [6, 6, 0, 0]
+        counts = ("staleness_0", "staleness_1", "calls_too_stale")
+        assert [metrics[name] for name in counts] == [6, 6, 0]
         assert (trained.parent_version, metrics["calls_without_logprobs"]) == (0, 0)
         far.append(metrics["kl_before"])
     assert far[0] > 0.05 and far[1] == pytest.approx(0.0, abs=1e-6)
@@ -200,21 +200,6 @@ async def test_too_old_calls_are_left_out(store: Store, quick: Settings, base: P
         WindowNotReadyError, match=r"version 1 \(2 updates old, 6 calls\).*MAX_STALENESS"
     ):
         await train_window(store, strict, window)
-
-
-@pytest.mark.parametrize("removed", [False, True])
-async def test_unlogged_calls_are_recomputed_while_their_policy_is_at_hand(
-    store: Store, quick: Settings, base: Path, removed: bool
-) -> None:
-    if removed:
-        await store.pool.execute("UPDATE babylon.policies SET removed_at = now()")
-    played = rows(base, version=0)
-    silent = msgspec.structs.replace(played[0].calls[0], logprobs=None)
-    played[0] = msgspec.structs.replace(played[0], calls=(silent,))
-    metrics = (await train_window(store, quick, await scored(store, quick, 9, played))).metrics
-    assert (metrics["calls_recomputed"], metrics["calls_without_logprobs"]) == (
-        (0, 1) if removed else (1, 0)
-    )
 
 
 @pytest.mark.parametrize(

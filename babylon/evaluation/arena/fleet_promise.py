@@ -18,12 +18,11 @@ Worlds that agents share, and play without the market's state (the live game's),
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
 
-from babylon.core.trajectories import Trajectory
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth, sequence
 from babylon.evaluation.arena.confidence import Interval
 from babylon.evaluation.arena.play import Decide, play
@@ -36,12 +35,14 @@ MOST = 720  # windows: a month of hours
 
 
 def own_worlds(
-    scenarios: Sequence[RecordedScenario], played: Mapping[str, Trajectory], champion: int
+    scenarios: Sequence[RecordedScenario],
+    players: Mapping[str, Collection[int | None]],
+    champion: int,
 ) -> list[RecordedScenario]:
     """Return the worlds that the champion alone played, each agent by itself.
 
     Args:
-        played: trajectory id → the trajectory, whose calls name their policy.
+        players: trajectory id → the policies that answered its calls.
     """
     # In a shared market others moved the prices: replayed alone, the world would be another one.
     return [
@@ -50,7 +51,7 @@ def own_worlds(
         if one.prices == "exact"
         and not one.players
         and one.plays
-        and all(_by(played.get(each.trajectory_id), champion) for each in one.plays)
+        and all({*players.get(each.trajectory_id, ())} == {champion} for each in one.plays)
     ]
 
 
@@ -67,10 +68,6 @@ def pairs_of(own: Sequence[RecordedScenario], rival: Decide) -> list[FleetPair]:
         )
         for one, pnl, credit, room in zip(own, before.pnl, worlds.credit, worlds.room, strict=True)
     ]
-
-
-def _by(trajectory: Trajectory | None, policy: int) -> bool:
-    return trajectory is not None and {c.policy_version for c in trajectory.calls} == {policy}
 
 
 def broken_promise(windows: Sequence[Sequence[FleetPair]], rivals: int = 1) -> Interval | None:

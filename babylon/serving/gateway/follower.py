@@ -134,7 +134,7 @@ class RouteFollower:
         self._outage = None
         versions, targets = wanted(newest), dict(self._loader.loaded)
         if unknown := versions.keys() - targets.keys():
-            for version, uri in (await checkpoint_uris(self._store, unknown, removed=True)).items():
+            for version, uri in (await checkpoint_uris(self._store, unknown)).items():
                 name = f"{self._alias}-v{version}"
                 # An engine on another machine has another home, and finds the files by reference.
                 home = self._store.home

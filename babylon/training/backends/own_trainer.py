@@ -57,7 +57,6 @@ def job_of(work: TrainInput) -> UpdateJob:
         transfer_layers=training.transfer_layers,
         options=tuning_options(training, resize=work.resize),
         staleness=dict(work.staleness),
-        behaviours=dict(work.behaviours),
         optimizer=work.optimizer,
         progress_directory=work.progress_directory,
         home=work.settings.home,

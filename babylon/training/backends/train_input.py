@@ -32,7 +32,6 @@ class TrainInput:
     target: Path
     progress_directory: Path
     staleness: Mapping[int, int]  # policy version → number of updates between it and the parent
-    behaviours: Mapping[int, str]  # policy version → its checkpoint, if it is on this disk
     optimizer: str  # checkpoint whose optimiser goes on: the parent's, or a rejected child's
     progress: Progress | None
     replies: Sequence[PromptReplies] = ()  # sampled for this update (OBJECTIVE=dpo)

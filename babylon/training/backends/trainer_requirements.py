@@ -40,25 +40,10 @@ def require_trainer(training: TrainingSettings, model: ModelSettings) -> None:
     Raises:
         ConfigError: a package, an account or a fitting setting is missing.
     """
-    _require_read(training)
     if training.trainer == "art-local":
         require_art_local(training)
     elif training.trainer == "serverless":
         require_serverless(training, model.base)
-
-
-def _require_read(training: TrainingSettings) -> None:
-    """Check that the objective reads what is set: pairs have no reference but the parent."""
-    if training.objective in ("dpo", "kto"):
-        for name, value in (
-            ("KL_PENALTY", training.kl_penalty),
-            ("ENTROPY_FLOOR", training.entropy_floor),
-        ):
-            if value:
-                raise ConfigError(
-                    f"OBJECTIVE={training.objective} has no use for {name}={value:g}: unset it, or"
-                    " choose an objective with grpo"
-                )
 
 
 def _require_lora(training: TrainingSettings) -> None:

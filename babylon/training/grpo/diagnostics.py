@@ -62,7 +62,7 @@ class Logged:
                 at = slice(*ends[row : row + 2].tolist())
                 mu[at] = torch.tensor(call.logprobs)
                 known[at] = True
-                exact[at] = not call.recomputed and window.staleness[row] == 0
+                exact[at] = window.staleness[row] == 0
         return cls(
             mu=mu.to(device),
             known=known.to(device),
@@ -345,7 +345,6 @@ def make_report(state: TrainState, after: Tensor) -> TrainReport:
         loss_mass_min=min(mass),
         loss_mass_max=max(mass),
         calls_without_logprobs=sum(c.logprobs is None for c in window.calls),
-        calls_recomputed=sum(c.recomputed for c in window.calls),
         calls_too_stale=window.calls_too_stale,
         staleness_0=ages[0],
         staleness_1=ages[1],

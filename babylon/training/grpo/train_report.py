@@ -29,7 +29,6 @@ class TrainReport:
 
     # source of the tokens
     calls_without_logprobs: int
-    calls_recomputed: int  # mu was recomputed from the policy's checkpoint
     calls_too_stale: int  # left out
     staleness_0: int  # calls sampled from the parent
     staleness_1: int

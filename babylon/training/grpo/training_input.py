@@ -13,8 +13,7 @@ class CallTokens:
     """Tokens of one logged call.
 
     ``logprobs`` ``[T]`` are the behaviour policy's, None if unknown. ``policy_version`` is the
-    behaviour policy's version. ``recomputed`` logprobs were not logged, but come from a forward
-    pass of the behaviour policy's checkpoint. ``step`` is the trajectory's decision that it is of.
+    behaviour policy's version. ``step`` is the trajectory's decision that it is of.
     ``hindsight`` is the prompt with feedback on this reply, as the teacher of self-distillation
     reads it. It is forwarded for the teacher's logprobs and never trained.
     """
@@ -24,7 +23,6 @@ class CallTokens:
     logprobs: Sequence[float] | None
     temperature: float = 1.0
     policy_version: int | None = None
-    recomputed: bool = False
     step: int = 0
     hindsight: Sequence[int] = ()
 

@@ -89,13 +89,6 @@ class TrainingWindow:
         """Number of train steps of one pass over the window."""
         return math.ceil(len(self.trajectory_ids) / self.config.trajectories_per_step)
 
-    def with_logprobs(self, logprobs: Mapping[int, Sequence[float]]) -> "TrainingWindow":
-        """The window with recomputed behaviour logprobs: position of a call → logprobs ``[T]``."""
-        calls = list(self.calls)
-        for position, values in logprobs.items():
-            calls[position] = replace(calls[position], logprobs=values, recomputed=True)
-        return replace(self, calls=calls)
-
     def steps(self, iteration: int) -> list[TrainStep]:
         """The train steps of one iteration, in an order determined by seed and iteration.
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeAlias, get_args
 
 from babylon.core.errors import ConfigError
-from babylon.core.learning_settings import Loss, PreferenceSettings, TrainingSettings
+from babylon.core.learning_settings import PAIRS_ALONE, Loss, PreferenceSettings, TrainingSettings
 
 Value: TypeAlias = float | int | str
 Genes: TypeAlias = Mapping[str, Value]
@@ -74,11 +74,15 @@ GENES: dict[str, Scale | OneOf] = {
 def chosen_genes(text: str, training: TrainingSettings) -> tuple[str, ...]:
     """The genes that ``POPULATION_GENES`` names.
 
+    ``kl_penalty`` is left out under an objective that never reads it.
+
     Raises:
         ConfigError: an unknown gene, one that the objective never reads, or one that contradicts
             another setting.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if training.objective in PAIRS_ALONE:  # their only reference is the policy before the update
+        names = tuple(name for name in names if name != "kl_penalty")
     if unknown := [name for name in names if name not in GENES]:
         raise ConfigError(
             f"POPULATION_GENES names {', '.join(unknown)}: choose from {', '.join(GENES)}"

@@ -21,7 +21,6 @@ from babylon.training.grpo.train_report import TrainReport
 from babylon.training.grpo.trainer import Journal, Progress, train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError, compile_window
-from babylon.training.likelihood import with_behaviours
 from babylon.training.preferences.config import PreferenceConfig
 from babylon.training.preferences.examples import Examples, labelled_examples, paired_examples
 from babylon.training.preferences.preference_report import Learnt
@@ -50,7 +49,6 @@ def learn(
     *,
     context: int,
     staleness: Mapping[int, int],
-    behaviours: Mapping[int, str],
     precision: Precision,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None = None,
@@ -84,7 +82,6 @@ def learn(
     elif (logged_only or objective == "grpo+dpo") and not saved:
         try:
             window = compile_window(trajectories, config, staleness=staleness)
-            window = with_behaviours(window, behaviours, precision, ranks)
             scores = train_on_window(
                 trainable.model,
                 trainable.optimizer,

@@ -30,7 +30,6 @@ class UpdateJob:
     transfer_layers: TransferLayers
     options: TuningOptions
     staleness: dict[int, int]
-    behaviours: dict[int, str]
     optimizer: str | None
     progress_directory: Path | None
     home: Home | None

@@ -71,7 +71,6 @@ def in_home(job: UpdateJob, home: Home) -> UpdateJob:
         job,
         parent=str(here(job.parent)),
         target=here(job.target),
-        behaviours={version: str(here(uri)) for version, uri in job.behaviours.items()},
         optimizer=job.optimizer and str(here(job.optimizer)),
         progress_directory=progress and here(progress),
         home=home,
@@ -87,7 +86,7 @@ def bring_files(job: UpdateJob) -> None:
     if job.home is None:
         return
     optimizer = [job.optimizer] if job.optimizer else []
-    fetch_checkpoints(job.home, job.parent, *job.behaviours.values(), *optimizer)
+    fetch_checkpoints(job.home, job.parent, *optimizer)
     if job.progress_directory:
         with suppress(ArtifactError):  # nothing was saved yet; the ranks compare what they have
             fetch(job.home, job.progress_directory)

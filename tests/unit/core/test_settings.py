@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
-from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, LOSSES_WITH_RATIO
+from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, LOSSES_WITH_RATIO, PAIRS_ALONE
 from babylon.core.settings import fields, variable_of
 from babylon.core.settings_loading import load_settings, load_with_sources, merge_overrides
 
@@ -89,6 +89,15 @@ def test_an_endpoint_may_end_with_a_slash() -> None:
     assert (
         load_settings(serving={"endpoint": "http://localhost:8000/"}).serving.endpoint_port == 8000
     )
+
+
+@pytest.mark.parametrize("objective", PAIRS_ALONE)
+@pytest.mark.parametrize("name", ["kl_penalty", "entropy_floor"])
+def test_pairs_refuse_what_they_never_read(objective: str, name: str) -> None:
+    named = rf"^bad setting: {name.upper()}=0\.1 with OBJECTIVE={objective}, .*with grpo$"
+    with pytest.raises(ConfigError, match=named):
+        load_settings(training={"objective": objective, name: 0.1})
+    load_settings(training={"objective": "grpo+dpo", name: 0.1})
 
 
 @pytest.mark.parametrize("loss", LOSSES_WITH_NORMALISER)

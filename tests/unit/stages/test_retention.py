@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from babylon.stages.in_use import kept
 from babylon.store.checkpoints_in_use import Held, Holdings
 
@@ -20,13 +18,11 @@ def held(version: int, parent: int | None, pnl: float | None = None) -> Held:
 
 
 LINE = (held(0, None), *(held(version, version - 1) for version in range(1, 10)))
-SERVED = Holdings(
-    policies=LINE, routed=tuple(range(10)), challenged=frozenset(), in_use=frozenset()
-)
+SERVED = Holdings(policies=LINE, routed=tuple(range(10)), in_use=frozenset())
 
 
 def keeps(holdings: Holdings, **changes: object) -> set[int]:
-    options = {"bases": {}, "number": 1, "max_staleness": 0} | changes
+    options = {"bases": {}, "number": 1} | changes
     return set(kept(holdings, **options))  # type: ignore[arg-type]
 
 
@@ -53,17 +49,6 @@ def test_the_best_by_their_verdict_stay() -> None:
 
 def test_what_a_window_at_work_refers_to_stays() -> None:
     assert keeps(replace(SERVED, in_use=frozenset({2, 5}))) == {0, 2, 5, 8, 9}
-
-
-@pytest.mark.parametrize(("max_staleness", "behaviours"), [(1, {8}), (2, {7, 8})])
-def test_policies_that_calls_may_still_name_stay(max_staleness: int, behaviours: set[int]) -> None:
-    assert keeps(SERVED, max_staleness=max_staleness) == {0, 8, 9} | behaviours
-
-
-def test_what_challengers_sampled_may_still_be_trained_on() -> None:
-    challenged = replace(SERVED, routed=(0, 1, 2), challenged=frozenset({3, 4}))
-    assert keeps(challenged, max_staleness=1) == {0, 1, 2, 3, 9}
-    assert keeps(challenged, max_staleness=0) == {0, 1, 2, 9}  # it takes no champion's place
 
 
 def test_a_base_stays_as_long_as_one_of_its_adapters() -> None:

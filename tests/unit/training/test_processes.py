@@ -70,7 +70,6 @@ def job(parent: Path, target: Path, tuning: Tuning = "lora") -> UpdateJob:
         transfer_layers="all",
         options=DEFAULT_OPTIONS,
         staleness={1: 0},
-        behaviours={},
         optimizer=None,
         progress_directory=target.with_suffix(".progress"),
         home=None,

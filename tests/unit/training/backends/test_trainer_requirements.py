@@ -33,8 +33,6 @@ from tests.imported import imported_with
             "needs unsloth, unsloth_zoo, trl, bitsandbytes",
         ),
         ({"training": {"trainer": "art-local", "tuning": "full"}}, "", "trains LoRA adapters"),
-        ({"training": {"objective": "dpo", "kl_penalty": 0.1}}, "", "no use for KL_PENALTY=0.1"),
-        ({"training": {"objective": "kto", "entropy_floor": 1}}, "", "no use for ENTROPY_FLOOR=1"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -105,6 +105,9 @@ def test_genes_that_the_objective_never_reads_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature"):
         chosen_genes("learning_rate,temperature", TrainingSettings())
     assert chosen_genes("temperature", TrainingSettings(objective="dpo")) == ("temperature",)
+    asked = "kl_penalty,clip"  # the first is a gene by default
+    assert chosen_genes(asked, TrainingSettings()) == ("kl_penalty", "clip")
+    assert chosen_genes(asked, TrainingSettings(objective="dpo")) == ("clip",)
     with pytest.raises(ConfigError, match="CALL_WEIGHT=token"):
         chosen_genes("loss", TrainingSettings(call_weight="token"))
     with pytest.raises(ConfigError, match="IMPORTANCE=token_mask"):
