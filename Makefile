@@ -99,7 +99,7 @@ $(EXPORTS)/.installed: Makefile
 	$(EXPORTS)/bin/pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
 		--only-binary=:all: --python-version 3.12 \
 		--target $(EXPORTS)/harbor 'harbor==0.25.*'
-	rm $(EXPORTS)/harbor/harbor/__init__.py $(EXPORTS)/harbor/harbor/models/__init__.py
+	rm -f $(EXPORTS)/harbor/harbor/__init__.py $(EXPORTS)/harbor/harbor/models/__init__.py
 	touch $@
 
 test-exports: $(STAMP) $(EXPORTS)/.installed ## Exports of the dataset in the libraries that they are for

@@ -11,6 +11,7 @@ import pytest
 
 from babylon.core.settings import Settings
 from babylon.serving.gateway import engine_client, http_guard, readiness
+from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.exchange import Exchange
 from babylon.store import Store
 from benchmarks.gateway.upstream import Upstream, events
@@ -202,6 +203,13 @@ async def test_a_call_that_outlasts_the_gateway_is_recorded_as_far_as_it_came(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_guard, "STOP_S", 0.2)
+    record = CallHandler._record_interrupted
+
+    async def late(self: CallHandler, exchange: Exchange, reason: str) -> None:
+        await asyncio.sleep(0.3)  # as on a busy machine
+        await record(self, exchange, reason)
+
+    monkeypatch.setattr(CallHandler, "_record_interrupted", late)
     async with canned_gateway(store, settings, _Stalls()) as gateway:
         client = gateway.client()
         answer = await client.chat.completions.create(**BODY, stream=True)

@@ -54,6 +54,7 @@ from babylon.store import Store
 from babylon.store.call_partitions import keep_ahead
 
 log = logging.getLogger(__name__)
+_END_S = 5.0  # that calls have to be recorded when the gateway stops
 _MAX_NONCE = 128  # characters
 _KEPT = "gateways keep no answers; send the conversation so far with each call"
 _ABSENT = {  # paths of the official clients that have no equivalent
@@ -286,6 +287,7 @@ async def open_gateway(
                 gateway = Gateway(calls, follower, shipper, play_api, traces, processes)
                 app = Dialects(gateway, Responses, ResponseTokens, Messages, MessageTokens)
                 yield SharedMetrics(app, worker) if worker else app
+                await _until_answered(table)
                 for loop in loops:
                     loop.cancel()
         finally:
@@ -293,3 +295,11 @@ async def open_gateway(
             if tracer:
                 await tracer.close()
         await follower.leave()
+
+
+async def _until_answered(table: RouteTable) -> None:
+    """Wait for calls that uvicorn cancelled: it does not wait until they are recorded."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            while table.in_flight.total():
+                await asyncio.sleep(0.01)
