@@ -38,7 +38,7 @@ MinAgents = Annotated[
     int | None, typer.Option(min=2, help="Agents that a window needs.", metavar="N")
 ]
 MinActions = Annotated[
-    int | None, typer.Option(min=1, help="Actions that a trajectory needs.", metavar="N")
+    int | None, typer.Option(min=1, help="Steps that a trajectory needs.", metavar="N")
 ]
 WindowMinutes = Annotated[int | None, typer.Option(help="Length of a window.", metavar="M")]
 

@@ -84,7 +84,7 @@ class WindowSettings(Group):
 
 class QualitySettings(Group):
     min_actions: int = _env(5, "MIN_ACTIONS_PER_TRAJECTORY", ge=1)
-    """Number of actions that a trajectory needs."""
+    """Number of steps that a trajectory needs."""
     reward_threshold: float | None = _env(None, "REWARD_THRESHOLD")
     """Trajectories whose rewards sum to less are rejected. Unset: none is."""
     target_trajectories: int = _env(1000, "TARGET_TRAJECTORIES", ge=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import PRODUCT, modules, python_files
+from benchmarks.house import ARCHITECTURE, LINKED, PRODUCT, modules, package_arrows, python_files
 from tests.imported import imported_with
 
 MODELS = {"torch", "transformers", "peft"}
@@ -144,6 +144,20 @@ def test_no_module_imports_itself_through_others() -> None:
         list(TopologicalSorter(_graph()).static_order())
     except CycleError as error:
         pytest.fail(" → ".join(error.args[1]))
+
+
+def test_a_room_imports_only_rooms_above_it() -> None:
+    """The order is that of the table in docs/architecture.md."""
+    page = (ROOT / ARCHITECTURE).read_text().partition("## Rooms")[2].partition("\n## ")[0]
+    rooms = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    arrows = package_arrows([*MODULES.values()])
+    assert {*rooms} == {module.room for module in MODULES.values()} - {"", "__main__", *LINKED}
+    below = [
+        f"{room} imports {target}"
+        for number, room in enumerate(rooms)
+        for target in arrows[room] & {*rooms[number:]}
+    ]
+    assert below == []
 
 
 def test_no_process_that_we_start_imports_files_of_the_working_directory() -> None:

@@ -244,9 +244,8 @@ async def open_gateway(
     probe_key = new_key("probe")
     keys, pins = KeyRing(local_key(home.root), probe_key), ArmPins(store)
     table = table or RouteTable()
-    owners = TrajectoryOwners(store)
+    owners, key_limits = TrajectoryOwners(store), KeyLimits(store, gateway_id)
     sessions = Sessions(store) if serving.recognise_sessions else None
-    key_limits = KeyLimits(store, gateway_id)
     tracer = tracer_for(serving, gateway_id)
     with closing(EngineConnections()) as connections:
         secret = engine_secret(home.root)
