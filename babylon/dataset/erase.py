@@ -26,7 +26,7 @@ from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.publish import stem_of
 from babylon.dataset.schema import SCENARIOS, TRAJECTORIES
-from babylon.dataset.table_file import rewrite_table
+from babylon.dataset.table_file import ids_of, rewrite_table
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
@@ -190,7 +190,11 @@ async def _erase(
     await forget_begun(store, never)
     if held:
         rewritten, revision = await asyncio.to_thread(
-            _rewrite, home, publish, held, others, agents, trajectories
+            _rewrite,
+            *(home, publish, held, others),
+            # with the names of earlier take-downs: one that died may have left its files behind
+            agents | withheld.agents,
+            trajectories | withheld.trajectories,
         )
         await record_published(store, rewritten)
         found = replace(found, revision=revision)
@@ -289,12 +293,17 @@ def _rewrite(
     # Plays first: the profits of a scenario are those of the plays that stay.
     held = sorted(held, key=lambda file: file.config != TRAJECTORIES)
     temporary = Path(mkdtemp(prefix="babylon-erase-"))
-    plays: Plays = {}
+    gone, plays = set(trajectories), Plays()
     try:
         made = []
         for file in held:
-            keep = partial(_kept, file.config, agents, trajectories, plays)
-            made.append(_rewritten(hub, there, home, temporary, file, agents, trajectories, keep))
+            source = home.datasets / file.path
+            if not source.exists():  # another machine made it, or a run that died after its commit
+                source = _fetched(hub, there, file, temporary)
+            if file.config == TRAJECTORIES:
+                gone |= _going(source, agents, gone)
+            keep = partial(_kept, file.config, agents, gone, plays)
+            made.append(_rewritten(home, temporary, source, file, agents, gone, keep))
             if file.config == TRAJECTORIES:
                 plays |= _plays(home.datasets / made[-1].path)
         card = write_card(home, [*others, *made], publish)
@@ -334,10 +343,9 @@ def _unpublished(
             if path in published:
                 continue
             if config == TRAJECTORIES:
-                played = _plays(source)
-                own = {one for one, (agent, _) in played.items() if agent in agents or one in gone}
+                own = _going(source, agents, gone)
                 gone |= own
-                plays |= {one: play for one, play in played.items() if one not in own}
+                plays |= {one: play for one, play in _plays(source).items() if one not in own}
             else:
                 rows = pq.read_table(source, columns=["players", "trajectory_ids"])
                 named = {n for column in rows.columns for ids in column.to_pylist() for n in ids}
@@ -356,18 +364,14 @@ def _rewrite_unpublished(datasets: Path, path: str, keep: Keep) -> None:
 
 
 def _rewritten(
-    hub: Hub,
-    there: Head,
     home: Home,
     temporary: Path,
+    source: Path,
     file: PublishedFile,
     agents: set[str],
     trajectories: set[str],
     keep: Keep,
 ) -> PublishedFile:
-    source = home.datasets / file.path
-    if not source.exists():  # another machine made it, or a run that died after its commit
-        source = _fetched(hub, there, file, temporary)
     target = temporary / "rewritten.parquet"
     sha256, rows = rewrite_table(source, target, keep)
     path = f"{stem_of(file.path)}-{sha256[:8]}.parquet"
@@ -385,6 +389,20 @@ def _rewritten(
     )
 
 
+def _going(path: Path, agents: set[str], trajectories: set[str]) -> set[str]:
+    """Return the plays of a file that go: the names' own, and those that saw what they wrote."""
+    rows = ids_of(path)
+    own = [row for row in rows if row["trajectory_id"] in trajectories or row["agent_id"] in agents]
+    seats = {(row["scenario_id"], row["agent_id"]) for row in own}
+    saw = [
+        row
+        for row in rows
+        for one in row.get("players") or ()
+        if one in agents or (row["scenario_id"], one) in seats
+    ]
+    return {row["trajectory_id"] for row in [*own, *saw]}
+
+
 def _plays(path: Path) -> Plays:
     columns = ["trajectory_id", "agent_id", "pnl_usd"]
     rows = pq.read_table(path, columns=columns).to_pylist()
@@ -394,13 +412,17 @@ def _plays(path: Path) -> Plays:
 def _kept(
     config: str, agents: set[str], trajectories: set[str], plays: Plays, table: pa.Table
 ) -> pa.Table:
-    """Return the rows that stay. A market that the agent shared with others is left out too."""
+    """Return the rows that stay. A market that the play shared with others is left out too."""
     if config == TRAJECTORIES:
-        gone, named = (pa.array(sorted(names), pa.string()) for names in (trajectories, agents))
-        by_id = pc.is_in(table["trajectory_id"], gone)
-        return table.filter(pc.invert(pc.or_(by_id, pc.is_in(table["agent_id"], named))))
-    shared = [not agents.isdisjoint(players) for players in table["players"].to_pylist()]
-    table = table.filter(pc.invert(pa.array(shared, pa.bool_())))
+        gone = pa.array(sorted(trajectories), pa.string())
+        return table.filter(pc.invert(pc.is_in(table["trajectory_id"], gone)))
+    shared = [  # a scenario without players was a copy of its own for each agent
+        not agents.isdisjoint(players) or (players and not trajectories.isdisjoint(ids))
+        for players, ids in zip(
+            table["players"].to_pylist(), table["trajectory_ids"].to_pylist(), strict=True
+        )
+    ]
+    table = table.filter(pc.invert(pa.array(map(bool, shared), pa.bool_())))
     left = [
         [one for one in ids if one not in trajectories]
         for ids in table["trajectory_ids"].to_pylist()

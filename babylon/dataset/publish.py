@@ -25,6 +25,7 @@ from babylon.dataset.build import build_tables, selection_of, windows_of
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.schema import SCENARIOS, SCHEMAS, TRAJECTORIES
+from babylon.dataset.table_file import ids_of
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
@@ -202,8 +203,9 @@ def describe(home: Home, repository: str, config: str, published: Published) -> 
     agents: list[str] = []
     trajectories: list[str] = []
     if config == TRAJECTORIES:
-        ids = pq.read_table(path, columns=["agent_id", "trajectory_id"])
-        agents, trajectories = (ids[name].to_pylist() for name in ids.column_names)
+        ids = ids_of(path)
+        agents = [name for row in ids for name in (row["agent_id"], *(row.get("players") or ()))]
+        trajectories = [row["trajectory_id"] for row in ids]
     elif config == SCENARIOS:  # it tells of plays too that were refused as rows
         ids = pq.read_table(path, columns=["players", "trajectory_ids"])
         agents, trajectories = (pc.list_flatten(ids[n]).to_pylist() for n in ids.column_names)

@@ -8,7 +8,7 @@ goes on. ``tests/unit/dataset/test_schema.py`` compares with the frozen first ve
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # since 2: trajectories.players
 TRAJECTORIES, SCENARIOS, OUTCOMES, PERFORMANCE = (
     "trajectories",
     "scenarios",
@@ -94,7 +94,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("actions", pa.int64(), "Successful actions other than HOLD."),
         ("score", pa.float64(), "The scorer's number; comparable within a group only."),
         ("scorer", pa.string(), "Scorer: heuristic, ruler, preference, ..."),
-        ("judge_model", pa.string(), "Model that judged; null without a judge."),
+        ("judge_model", pa.string(), "Models that judged; null without a judge."),
         ("rubric", pa.string(), "The judge's rubric, name@digest."),
         ("score_low", pa.float64(), "Lower end of the score's interval, if it has one."),
         ("score_high", pa.float64(), "Upper end of the score's interval."),
@@ -103,6 +103,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         ("steps", pa.list_(STEP), "Actions, results and rewards by step; rewards as the game gave"),
         ("calls", pa.list_(CALL), "Chat requests in order: prompt, completion, tokens, policy."),
         ("token_ids_exact", pa.bool_(), "True if every call has its sampled ids and logprobs."),
+        ("players", TEXTS, "Agents that shared its market, whose posts its prompts may show."),
         ("scrubbed", TEXTS, "Rules that replaced something in this row; it has no token ids then."),
         ("outcome_rewards", pa.list_(OUTCOME_REWARD), "Ground truth: rewards from the outcomes."),
         ("ground_truth_json", pa.string(), "Ground truth: what the game knew and agents did not."),

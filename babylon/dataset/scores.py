@@ -13,10 +13,10 @@ _SCORES = """
     FROM babylon.scores WHERE window_id = $1
 """
 _JUDGES = """
-    SELECT DISTINCT ON (name) name, judge, rubric
+    SELECT name, string_agg(DISTINCT judge, ', ') AS judge, max(rubric) AS rubric
     FROM babylon.judgments CROSS JOIN unnest(trajectory_ids) AS name
     WHERE window_id = $1 AND problem IS NULL AND NOT starts_with(judge, 'person:')
-    ORDER BY name, judgment_id DESC
+    GROUP BY name
 """
 
 

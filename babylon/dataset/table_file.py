@@ -29,9 +29,12 @@ _DICTIONARY_BYTES = 16 << 20  # prompts of a row group repeat; the default of 1 
 
 
 def split_of(window_id: str) -> str:
-    """Return the split of a window; a recipe's window has that of its window."""
-    start = window_id.partition("+")[0]
-    percent = int.from_bytes(hashlib.sha256(start.encode()).digest()[:8], "big") % 100
+    """Return the split of a window: that of its hour, because a game's outcomes are of whole hours.
+
+    A recipe's window has that of its window.
+    """
+    hour = f"{window_id[: len('YYYY-MM-DDTHH')]}:00"
+    percent = int.from_bytes(hashlib.sha256(hour.encode()).digest()[:8], "big") % 100
     return next(name for name, end in zip(SPLITS, _SHARES, strict=True) if percent < end)
 
 
@@ -121,6 +124,16 @@ def _publish(temporary: Path, name: TableName) -> tuple[Path, str]:
         if other != final:
             other.unlink(missing_ok=True)
     return final, sha256
+
+
+def ids_of(path: Path) -> list[dict[str, Any]]:
+    """Return the ids of each row of a file of trajectories, with its players (since version 2)."""
+    asked = ("trajectory_id", "agent_id", "scenario_id", "players")
+    there = pq.read_schema(path).names
+    rows: list[dict[str, Any]] = pq.read_table(
+        path, columns=[name for name in asked if name in there]
+    ).to_pylist()
+    return rows
 
 
 def rewrite_table(

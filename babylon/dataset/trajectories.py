@@ -7,7 +7,7 @@ saw it, so its reasons belong to them.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -37,6 +37,17 @@ _TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 
 class _State(msgspec.Struct, rename="camel"):
     agent_balance: object = None
+    market: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Game(msgspec.Struct):
+    players: tuple[str, ...] = ()
+
+
+class _Market(msgspec.Struct):
+    """The part of a simulated market's state that says who played in it."""
+
+    game: _Game = msgspec.field(default_factory=_Game)
 
 
 class _Action(msgspec.Struct, rename="camel"):
@@ -71,7 +82,9 @@ class Consent:
     patterns: tuple[str, ...]
 
     def covers(self, agent_id: str) -> bool:
-        return any(fnmatchcase(agent_id, pattern) for pattern in self.patterns)
+        # of the wildcards of fnmatch, only `*`: `team[1]` names itself
+        plain = (pattern.replace("[", "[[]").replace("?", "[?]") for pattern in self.patterns)
+        return any(fnmatchcase(agent_id, pattern) for pattern in plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +109,32 @@ class Selection:
 def trajectory_rows(
     home: Home, scored: Scored, scores: Mapping[str, ScoreColumns], selection: Selection
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows in portions. A row that cannot be made safe is logged and left out."""
+    """Yield the rows in portions. A row that cannot be made safe is logged and left out.
+
+    The prompts of a shared market show what its other players wrote. A row is left out, too, if one
+    of them did not agree, or if the play of one was taken down.
+    """
     calls = msgspec.json.Decoder(tuple[Call, ...])
     steps = msgspec.json.Decoder(list[PublishedStep])
     rewards = msgspec.json.Decoder(list[StepReward])
     knowledge = msgspec.json.Decoder(_Knowledge)
+    absent = {
+        (row["scenario_id"], row["agent_id"])
+        for frame in iter_artifact(home, scored.artifact, _IDS)
+        for row in frame.iter_rows(named=True)
+        if not selection.takes(row["agent_id"], row["trajectory_id"])
+    }
     for frame in iter_artifact(home, scored.artifact, _COLUMNS):
         portion = []
         for row in frame.iter_rows(named=True):
-            if not selection.takes(row["agent_id"], row["trajectory_id"]):
+            scenario = row["scenario_id"]
+            if (scenario, row["agent_id"]) in absent:
+                continue
+            game = steps.decode(row.pop("game_json"))
+            players = _players(game)
+            if any((scenario, one) in absent or not selection.takes(one) for one in players):
                 continue
             played = calls.decode(row.pop("calls_json"))
-            game = steps.decode(row.pop("game_json"))
             row |= scores.get(row["trajectory_id"], {})
             row |= {
                 "window_id": scored.claim.window_id,  # with the recipe, as in the other tables
@@ -117,6 +144,7 @@ def trajectory_rows(
                 "steps": [_step(step) for step in game],
                 "calls": [call_column(call) for call in played],
                 "token_ids_exact": not any(call.retokenized for call in played),
+                "players": players,
                 "scrubbed": [],
                 "outcome_rewards": [
                     {"step": one.step_number, "reward": one.reward, "correct": one.correct}
@@ -132,6 +160,16 @@ def trajectory_rows(
             except ScrubError as error:
                 log.error("%s", error)
         yield portion
+
+
+def _players(steps: Sequence[PublishedStep]) -> list[str]:
+    """Return the agents that shared the market; none if it was the agent's own, or is unknown."""
+    try:
+        first = steps[0].environment_state.market
+        players = msgspec.json.decode(first, type=_Market).game.players
+    except (IndexError, msgspec.ValidationError):  # a state is the game's own
+        return []
+    return list(players) if len(players) > 1 else []
 
 
 def _step(step: PublishedStep) -> dict[str, Any]:
@@ -171,10 +209,11 @@ def scrubbed(row: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ScrubError: an id of the row holds a secret, or the scrubbed text still does.
     """
-    bare = {name: value for name, value in row.items() if name not in _IDS}
+    ids = {name: row[name] for name in (*_IDS, "players")}
+    bare = {name: value for name, value in row.items() if name not in ids}
     bare["calls"] = [{**call, **dict.fromkeys(_TOKENS)} for call in row["calls"]]
     # A digest of 40 or 64 hexadecimal digits is a usual id.
-    if named := found(str(row[name]) for name in _IDS) - {HEX_KEY}:
+    if named := found(map(str, ids.values())) - {HEX_KEY}:
         # The name itself is the secret, so the message gives the window only.
         raise ScrubError(
             f"a trajectory of window {row['window_id'][:16]} is not published: rule"
@@ -188,5 +227,4 @@ def scrubbed(row: dict[str, Any]) -> dict[str, Any]:
             f"trajectory {row['trajectory_id']} is not published: rule {', '.join(sorted(left))}"
             " still matches after scrubbing"
         )
-    ids = {name: row[name] for name in _IDS}
     return {**ids, **clean, "scrubbed": sorted(rules), "token_ids_exact": False}

@@ -30,7 +30,7 @@ from babylon.dataset import build as building
 from babylon.dataset import erase as erasing
 from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
-from babylon.dataset.build import build_tables, build_windows, windows_of
+from babylon.dataset.build import build_tables, build_windows, selection_of, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
@@ -408,6 +408,58 @@ async def test_an_agent_is_taken_down_everywhere(
     await push(store, publisher)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
     assert replace(done, applied=False).advice
+
+
+def shared(window_id: str, agent: str) -> dict[str, object]:
+    """Play of a market that ann and bo shared, whose prompts show what both wrote."""
+    row = played(window_id, agent)
+    market = '"agentPnL":0,"market":{"game":{"players":["ann","bo"]}}'
+    return row | {"game_json": str(row["game_json"]).replace('"agentPnL":0', market)}
+
+
+@pytest.mark.parametrize("kind", ["agent", "trajectory"])
+async def test_play_that_shows_what_a_taken_down_agent_wrote_goes_too(
+    store: Store, publisher: Settings, hub: HubState, kind: Literal["agent", "trajectory"]
+) -> None:
+    rows = [shared(WINDOW, "ann"), shared(WINDOW, "bo"), played(WINDOW, "cy")]
+    await finish(store, publisher, WINDOW, rows)
+    await push(store, publisher)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["ann", "bo", "cy"]
+    name = "ann" if kind == "agent" else f"{WINDOW}-ann"
+    await erase(store, publisher.home, publisher.publish, kind, name, apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+    table = next((publisher.home.datasets / "trajectories").rglob("*.parquet"))
+    table.unlink()
+    await build_windows(store, publisher.home, await selection_of(store, publisher.publish))
+    table = next((publisher.home.datasets / "trajectories").rglob("*.parquet"))
+    assert pl.read_parquet(table)["agent_id"].to_list() == ["cy"]  # built again
+
+
+async def test_play_that_shows_what_another_agent_wrote_needs_the_consent_of_both(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    rows = [shared(WINDOW, "ann"), shared(WINDOW, "bo"), played(WINDOW, "cy")]
+    await finish(store, publisher, WINDOW, rows)
+    await push(store, publisher.replace(publish={"agents": "bo,cy"}))
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+
+
+async def test_a_take_down_brings_back_nothing_of_one_that_died_after_its_commit(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo", "cy")])
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+
+    async def died(*_: object) -> None:
+        raise InterruptedError
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr("babylon.dataset.erase.record_published", died)
+        await erase(store, home, publish, "agent", "ann", apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "cy"]
+    await erase(store, home, publish, "agent", "bo", apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
 
 
 @pytest.mark.parametrize("kind", ["agent", "trajectory"])

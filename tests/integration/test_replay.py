@@ -254,6 +254,8 @@ async def test_agents_that_did_not_agree_are_in_no_table(store: Store, heuristic
     await trained(store, heuristic)
     (scored,) = await windows_of(store)
     agreed = Selection(agents=Consent(("agent-1",)))
+    assert Consent(("team[1]", "b*")).covers("team[1]") and Consent(("b*",)).covers("bo")
+    assert not any(Consent(("team[1]", "a?")).covers(name) for name in ("team1", "ab"))
     await build_tables(store, heuristic.home, scored, agreed)
     for table in ("trajectories", "scenarios"):
         rows = pl.read_parquet(heuristic.home.datasets / table / "**" / "*.parquet").to_dicts()

@@ -15,9 +15,10 @@ its probability under the challenger over that under its player. Its P&L is take
 mean of the others in its scenario, so that easy markets do not count. Weights are truncated at
 sqrt(n) times their mean (Ionides 2008, "Truncated importance sampling"), which bounds the variance
 at the cost of a small bias. The effective sample size is ``ess = (sum w)² / sum w²`` (Kong 1992);
-below ``MIN_ESS`` there is no estimate.
+below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no estimate.
 
-A veto needs the normal interval at 99 %. A promotion needs more, because weights have long tails:
+A veto needs the interval at 99 %, whose error is that of independent scenarios: agents of one
+market rise and fall together. A promotion needs more, because weights have long tails:
 betting (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the
 plain weight w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2 S`` whatever the
 weight, and cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
@@ -41,13 +42,15 @@ from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import WindowState
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats
+from babylon.evaluation.experiment.difference import student
 from babylon.store.connection import Store
 from babylon.store.lineage import descends, trained_into, windows_trained_into
 from babylon.store.policies import policy_of_batch
 from babylon.store.windows import WindowRow, list_windows
 
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
-MIN_ESS = 30.0  # trajectories; below, the mean's interval is not normal
+MIN_ESS = 30.0  # trajectories; below, the mean's interval is not Student's
+MIN_SCENARIOS = 8  # with several trajectories; of fewer, the error is not known
 _Z = 2.576  # 99 %: the check can veto, so it must be nearly certain
 SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
@@ -60,11 +63,15 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
     keys = await windows_trained_into(store, trained.policy_version)
-    known = {key.partition("+")[0] for key in keys}
-    fresh = np.array([trajectory.window_id not in known for trajectory in found])
+    hours = {_hour(key) for key in keys}  # a game's outcomes are those of whole hours
+    fresh = np.array([_hour(trajectory.window_id) not in hours for trajectory in found])
     return await asyncio.to_thread(
         _check, checkpoint, found, training, trained.parent_version, fresh
     )
+
+
+def _hour(window_id: str) -> str:
+    return window_id[: len("YYYY-MM-DDTHH")]
 
 
 async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
@@ -159,8 +166,13 @@ def off_policy(
     if ess < MIN_ESS:
         problem = f"too small: ESS {ess:.1f} of {n} held-out trajectories; {MIN_ESS:g} needed"
         return OffPolicy(trajectories=n, ess=ess, problem=problem)
+    shared = int((count > 1).sum())
+    if shared < MIN_SCENARIOS:
+        problem = f"too small: held-out play of {shared} scenarios; {MIN_SCENARIOS} needed"
+        return OffPolicy(trajectories=n, ess=ess, problem=problem)
     difference = float(weights @ earned)
-    half = _Z * float(np.sqrt(((weights * (earned - difference)) ** 2).sum()))
+    errors = np.bincount(index[compared], weights * (earned - difference))
+    half = student(_Z, shared - 1) * float(np.sqrt((errors**2).sum() * shared / (shared - 1)))
     return OffPolicy(
         trajectories=n,
         ess=ess,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from babylon.core.errors import ReplayError
+from babylon.core.errors import ReplayError, reason_of
 from babylon.evaluation.rebuild.recorded import (
     Rebuilt,
     RecordedPlay,
@@ -56,8 +56,8 @@ def rebuild_fleet(rows: Sequence[RecordedRow]) -> Rebuilt:
                 raise ReplayError(f"{_name(row)}: the first step has no market.game")
             world = _skeleton(row, game, seen), game.players if len(game.players) > 1 else ()
             recorded = _Recorded(row, seen, recorded_play(row))
-        except ReplayError as error:
-            skipped.append(_skipped(row, error))
+        except Exception as error:  # whatever one row holds must not cost the others
+            skipped.append(skipped_for(row, error))
         else:
             worlds.setdefault(world, []).append(recorded)
     scenarios = []
@@ -81,8 +81,8 @@ def _rebuilt(
     for table in [recorded] if players else [[one] for one in recorded]:
         try:
             noise = _noise(scenario, table, players)
-        except ReplayError as error:
-            skipped.append(_skipped(table[0].row, error))
+        except Exception as error:  # as above: numbers of a state may be anything
+            skipped.append(skipped_for(table[0].row, error))
             continue
         for known, members in crowds:
             if _agree(known, noise):
@@ -96,7 +96,7 @@ def _rebuilt(
     noise, most = max(crowds, key=lambda crowd: len(crowd[1]))
     for row in (one.row for _, others in crowds if others is not most for one in others):
         reason = f"its prices differ from those of most agents of the scenario: {_REMEDY}"
-        skipped.append(_skipped(row, ReplayError(f"{_name(row)}: {reason}")))
+        skipped.append(skipped_for(row, ReplayError(f"{_name(row)}: {reason}")))
     rebuilt = RecordedScenario(
         window_id=recorded[0].row.window_id,
         scenario=replace(scenario, noise=noise),
@@ -115,8 +115,11 @@ def _agree(one: Noise, other: Noise) -> bool:
     )  # fmt: skip
 
 
-def _skipped(row: RecordedRow, error: ReplayError) -> Skipped:
-    return Skipped(window_id=row.window_id, scenario_id=row.scenario_id, reason=str(error))
+def skipped_for(row: RecordedRow, error: Exception) -> Skipped:
+    """Return the error as the reason for which a row's scenario is not rebuilt."""
+    if isinstance(error, MemoryError):  # the machine's, not the row's
+        raise error
+    return Skipped(window_id=row.window_id, scenario_id=row.scenario_id, reason=reason_of(error))
 
 
 def seen_ticks(row: RecordedRow) -> list[SeenTick]:
@@ -271,6 +274,11 @@ def _catch_up(market: Market, row: RecordedRow, seen: SeenTick) -> NoiseOrder | 
         )
     orders = []
     for pool in seen.pools:
+        if min(pool.yes, pool.no) <= 0:
+            raise ReplayError(
+                f"{_name(row)}: in tick {seen.tick} the reserves of {pool.market_id} are"
+                f" {pool.yes:g}/{pool.no:g}: {_REMEDY}"
+            )
         own = pools[pool.market_id]
         bought_yes, bought_no = pool.no - own.no, pool.yes - own.yes
         side = Side.YES if bought_yes > 0 else Side.NO

@@ -1,13 +1,13 @@
 """Scenarios of the windows recorded in Postgres."""
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from math import isfinite
 from typing import cast
 
 from babylon.core.errors import ReplayError
 from babylon.core.windows import Window
-from babylon.evaluation.rebuild.rebuild_fleet import rebuild_fleet
+from babylon.evaluation.rebuild.rebuild_fleet import rebuild_fleet, skipped_for
 from babylon.evaluation.rebuild.rebuild_live import rebuild_live
 from babylon.evaluation.rebuild.recorded import (
     MarketOutcome,
@@ -87,18 +87,15 @@ def rebuild_rows(rows: Sequence[RecordedRow | Skipped], *, interpolate: bool = F
     scenarios: list[RecordedScenario] = []
     skipped = [row for row in rows if isinstance(row, Skipped)]
     for group in _by_scenario([row for row in rows if isinstance(row, RecordedRow)]):
-        try:
-            if group[0].steps[0].environment_state.market is not None:
-                found = rebuild_fleet(group)
-                scenarios += found.scenarios
-                skipped += found.skipped
-            else:
-                scenarios.append(rebuild_live(group, interpolate=interpolate))
-        except ReplayError as error:
-            first = group[0]
-            skipped.append(
-                Skipped(window_id=first.window_id, scenario_id=first.scenario_id, reason=str(error))
-            )
+        by_fleet = [row.steps[0].environment_state.market is not None for row in group]
+        found = rebuild_fleet([*compress(group, by_fleet)])
+        scenarios += found.scenarios
+        skipped += found.skipped
+        if live := [row for row, fleet in zip(group, by_fleet, strict=True) if not fleet]:
+            try:
+                scenarios.append(rebuild_live(live, interpolate=interpolate))
+            except Exception as error:  # whatever a scenario's rows hold must not cost the others
+                skipped.append(skipped_for(live[0], error))
     return Rebuilt(tuple(scenarios), tuple(skipped))
 
 

@@ -50,7 +50,8 @@ async def judge_replies(
     points: Sequence[Point],
     replies: Sequence[Sequence[str]],
 ) -> list[list[float] | None]:
-    """Return the judge's score in [0, 1] of each reply; None where it judged not all of a prompt.
+    """Return the judge's score in [0, 1] of each reply; None where it judged not all of a prompt,
+    and where all of a prompt's replies are equal.
 
     Requests count against the judge's budget, and judgments are stored with the window's.
 
@@ -60,7 +61,10 @@ async def judge_replies(
         BudgetSpentError: the budget is spent; a later run tries again.
     """
     require_judge("PREFERENCE_VALUES=judge", judge)
-    group, truth = await asyncio.to_thread(_plays, store.home, scored, points, replies)
+    # Equal replies are one play. A prompt without two different ones has nothing to compare.
+    different = [[*dict.fromkeys(texts)] for texts in replies]
+    asked = [texts if len(texts) > 1 else [] for texts in different]
+    group, truth = await asyncio.to_thread(_plays, store.home, scored, points, asked)
     if not group:
         return [None] * len(points)
     config = JudgeConfig(
@@ -86,9 +90,9 @@ async def judge_replies(
         )
     scores = {one.trajectory_id: one.score for one in judgments.scores}
     values: list[list[float] | None] = []
-    for point, texts in zip(points, replies, strict=True):
-        names = [_name(point, number) for number in range(len(texts))]
-        found = [scores[name] for name in names if name in scores]
+    for point, texts, own in zip(points, replies, asked, strict=True):
+        judged = {text: scores.get(_name(point, number)) for number, text in enumerate(own)}
+        found = [value for text in texts if (value := judged.get(text)) is not None]
         values.append(found if len(found) == len(texts) else None)
     return values
 

@@ -3,6 +3,7 @@
 A unit is never divided among steps: for DPO a prompt with its replies, for KTO a trajectory.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -81,7 +82,8 @@ class Examples:
 def paired_examples(sampled: Sequence[PromptReplies], margin: float, context: int) -> Examples:
     """Pairs of the replies to one prompt whose values differ by more than ``margin``.
 
-    Equal replies are one. Replies that exceed the model's ``context`` are left out.
+    Equal replies are one, with the mean of their values. Replies that exceed the model's
+    ``context`` are left out.
 
     Raises:
         NothingToTrainError: no prompt has two replies of differing values.
@@ -90,11 +92,11 @@ def paired_examples(sampled: Sequence[PromptReplies], margin: float, context: in
     units = []
     for prompt in sampled:
         # All pairs of a prompt: they share its replies, so further pairs cost no forward pass.
-        values = {
-            reply.completion_token_ids: reply.value
-            for reply in prompt.replies
-            if 0 < len(reply.completion_token_ids) <= context - len(prompt.prompt_token_ids)
-        }
+        known = defaultdict[tuple[int, ...], list[float]](list)
+        for reply in prompt.replies:
+            if 0 < len(reply.completion_token_ids) <= context - len(prompt.prompt_token_ids):
+                known[reply.completion_token_ids].append(reply.value)
+        values = {tokens: fmean(found) for tokens, found in known.items()}
         pairs = [
             (a, b) if values[a] > values[b] else (b, a)
             for a, b in combinations(values, 2)

@@ -121,7 +121,6 @@ def train_on_preferences(
             discard the model.
         OutOfMemoryError: the smallest portion does not fit; discard the model.
     """
-    begin_rate(optimizer, config)
     fitting = FittingForward(
         model,
         config.max_tokens,
@@ -129,6 +128,7 @@ def train_on_preferences(
         checkpointing=config.activation_checkpointing,
     )
     if saved is None:
+        begin_rate(optimizer, config)  # a restored optimiser has a rate that undoing has lowered
         record = _begin(model, optimizer, examples, fitting, before or {}, ranks)
     else:
         device = next(model.parameters()).device

@@ -50,6 +50,7 @@ def row(text: str, **changes: object) -> dict[str, object]:
     return {
         "trajectory_id": "t-1",
         "agent_id": "agent-1",
+        "players": [],
         "window_id": "2025-11-14T09:00",
         "scenario_id": "s",
         "calls": [call_column(call)],

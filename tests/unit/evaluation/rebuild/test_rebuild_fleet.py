@@ -1,6 +1,8 @@
 """Rows that no market of this version could have produced are skipped, and stop nothing."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -91,6 +93,9 @@ def test_a_market_that_cannot_be_made_again_is_skipped(
     [
         (lambda tick: tick["prices"][0].update(price=0), "is below one cent"),
         (lambda tick: tick["news"].update(marketId="m9"), "a headline is about no market of the"),
+        (lambda tick: tick["pools"][0].update(yes=0, no=0), "the reserves of m1 are 0/0"),
+        (lambda tick: tick["pools"][0].update(yes=0, no=-5), "the reserves of m1 are 0/-5"),
+        (lambda tick: tick["pools"][0].update(yes=1e308, no=1e308), "of scenario"),
     ],
 )
 def test_a_tick_that_no_market_can_play_is_skipped(
@@ -110,6 +115,7 @@ def test_a_tick_that_no_market_can_play_is_skipped(
         one = {"timestamp": 6e4 * game.tick, "environmentState": state}
         steps.append(one | {"llmCalls": [msgspec.to_builtins(call)]})
         game.act(Hold())
+    sound = row("sound", scenario, deepcopy(steps), pnl_usd := game.settle())
     change(steps[1]["environmentState"]["market"])
-    found = rebuild_rows([row("a", scenario, steps, game.settle())])
-    assert not found.scenarios and reason in found.skipped[0].reason
+    found = rebuild_rows([row("a", scenario, steps, pnl_usd), replace(sound, agent_id="a")])
+    assert [len(one.plays) for one in found.scenarios] == [1] and reason in found.skipped[0].reason

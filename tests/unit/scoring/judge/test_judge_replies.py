@@ -63,5 +63,22 @@ async def test_plays_are_read_and_cut_beside_the_loop(monkeypatch: pytest.Monkey
     store, scored = SimpleNamespace(home=None), SimpleNamespace(artifact=None)
     judge = JudgeSettings(model="m", base_url="http://127.0.0.1:9/v1")
     with pytest.raises(ArithmeticError, match="far enough"):
-        await module.judge_replies(store, judge, scored, [point], [["a"]])
+        await module.judge_replies(store, judge, scored, [point], [["a", "b"]])
     assert len(threads) == 2 and threading.main_thread() not in threads
+
+
+async def test_equal_replies_are_judged_once_and_alone_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[object] = []
+
+    def plays(home: object, scored: object, points: object, replies: object) -> object:
+        asked.append(replies)
+        return [], GroundTruth()
+
+    monkeypatch.setattr(module, "_plays", plays)
+    point = Decision("t-one", Call(step=0, messages=(), response="RECORDED"))
+    store, judge = SimpleNamespace(home=None), JudgeSettings(model="m", base_url="http://x/v1")
+    replies = [["a", "a"], ["a", "b", "a"]]
+    found = await module.judge_replies(store, judge, None, [point, point], replies)
+    assert (asked, found) == ([[[], ["a", "b"]]], [None, None])

@@ -200,10 +200,13 @@ class Kept:
             raise InterruptedError
 
 
-@pytest.mark.parametrize("kind", ["pairs", "labels"])
-def test_a_resumed_update_ends_where_an_uninterrupted_one_does(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("pairs", 1e-3), ("labels", 1e-3), ("pairs", 0.05)], ids=str
+)
+def test_a_resumed_update_ends_where_an_uninterrupted_one_does(kind: str, rate: float) -> None:
+    """The last one undoes iterations, which lowers the rate."""
     examples = paired_examples(prompts(), 0.0, 512) if kind == "pairs" else labelled()
-    config = settings(learning_rate=1e-3, iterations=3, trajectories_per_step=2)
+    config = settings(learning_rate=rate, iterations=3, trajectories_per_step=2, stop_kl=0.03)
 
     def adam(model: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=1.0)
@@ -231,7 +234,7 @@ def test_pairs_need_values_that_differ_by_more_than_the_margin() -> None:
     one = prompts(count=1)[0]
     replies = tuple(
         ValuedReply(completion_token_ids=(token,), value=value)
-        for token, value in ((5, 0.0), (6, 1.0), (7, 1.5), (5, 0.0))
+        for token, value in ((5, 0.7), (6, 1.0), (7, 1.5), (5, -0.7))  # the mean of 5 is 0
     )
     examples = paired_examples([with_changes(one, replies=replies)], 0.6, 512)
     (unit,) = examples.units
