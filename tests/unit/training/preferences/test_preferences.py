@@ -212,7 +212,7 @@ def test_a_resumed_update_ends_where_an_uninterrupted_one_does(kind: str, rate: 
         return torch.optim.AdamW(model.parameters(), lr=1.0)
 
     whole = tiny_model(0)
-    train_on_preferences(whole, adam(whole), examples, config, PreferenceConfig())
+    expected = train_on_preferences(whole, adam(whole), examples, config, PreferenceConfig())
     model = tiny_model(0)
     optimizer, journal = adam(model), Kept(last=3)
     with pytest.raises(InterruptedError):
@@ -224,10 +224,11 @@ def test_a_resumed_update_ends_where_an_uninterrupted_one_does(kind: str, rate: 
     again.load_state_dict(state)
     resumed = adam(again)
     resumed.load_state_dict(own)
-    train_on_preferences(
+    report = train_on_preferences(
         again, resumed, examples, config, PreferenceConfig(), saved=journal.saved[-1]
     )
     assert torch.equal(weights(again), weights(whole))
+    assert report.iterations_undone == expected.iterations_undone
 
 
 def test_pairs_need_values_that_differ_by_more_than_the_margin() -> None:
