@@ -216,7 +216,7 @@ class _Subject:
         if row.attempts >= MAX_ATTEMPTS and row.state == WindowState.SKIPPED:
             return f"{row.reason} (`babylon windows retry {self.window_id}` takes that back)"
         tried = f"tried {row.attempts} time{'s' * (row.attempts > 1)} without success"
-        if row.attempts >= MAX_ATTEMPTS and row.state not in FINISHED:
+        if row.attempts >= MAX_ATTEMPTS and row.state not in DONE:
             return f"{tried}, no more automatic tries: train --window {self.window_id} tries again"
         if row.retry_at is not None and clock.now < row.retry_at:
             return (

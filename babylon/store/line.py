@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim
-from babylon.core.windows import WindowState
+from babylon.core.windows import MAX_ATTEMPTS, WindowState
 from babylon.store.connection import Store, guarded
 
 
@@ -78,6 +78,7 @@ LATERAL (SELECT CASE
     WHEN own.state = '{WindowState.TRAINED}' THEN NULL
     WHEN w.state = '{WindowState.TRAINED}' AND leased THEN 'committed'
     WHEN w.state = '{WindowState.TRAINED}'
+        AND w.attempts < {MAX_ATTEMPTS}
         AND coalesce(w.retry_at, '-infinity') <= clock_timestamp() THEN 'half-finished'
     WHEN w.state = '{WindowState.SCORED}' AND leased AND w.window_id < own.window_id THEN 'older'
     END AS place) AS placed

@@ -98,7 +98,7 @@ async def claim_window(
             window.minutes,
         )
         found = await connection.fetchrow(
-            "SELECT state, minutes, owner, lease_until, lease_until > now() AS leased"
+            "SELECT state, minutes, owner, attempts, lease_until, lease_until > now() AS leased"
             " FROM babylon.windows WHERE window_id = $1 FOR NO KEY UPDATE",
             window.key,
         )
@@ -109,12 +109,15 @@ async def claim_window(
         taken = await connection.fetchrow(
             "UPDATE babylon.windows SET epoch = epoch + 1, owner = $2, lease_until = now() + $3,"
             " state = CASE WHEN state IN ('scored', 'trained') THEN state ELSE 'claimed' END,"
-            " minutes = $4, reason = NULL, attempts = attempts + 1, retry_at = NULL,"
+            " minutes = $4, reason = NULL, attempts = attempts + 1,"
+            " retry_at = CASE WHEN state = 'trained' AND attempts > 0 THEN now() + $5 END,"
             " updated_at = now() WHERE window_id = $1 RETURNING epoch, state",
             window.key,
             owner,
             timedelta(seconds=lease_s),
             window.minutes,
+            # A trained window goes before all others: one that kills its workers must not do so.
+            backoff(found["attempts"] + 1),
         )
         assert taken is not None
         claim = Claim(window_id=window.key, epoch=taken["epoch"], owner=owner)

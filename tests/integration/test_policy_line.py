@@ -7,7 +7,7 @@ import pytest
 from babylon.core.errors import ModelError, SupersededError, WindowError
 from babylon.core.settings import Settings
 from babylon.core.types import Claim
-from babylon.core.windows import WindowState, parse_window_id
+from babylon.core.windows import MAX_ATTEMPTS, WindowState, parse_window_id
 from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.stages.claim import claimed
@@ -191,6 +191,23 @@ async def test_a_half_finished_window_goes_first_unless_it_rests(store: Store) -
     half = await claim_window(store, parse_window_id(ELEVEN), owner="bob", lease_s=60)
     assert await take_line(store, half) is None  # it waits for no scored window
     await release(store, half, "gate broke", "failed")
+    assert await take_line(store, newer) is None
+
+
+async def test_a_half_finished_window_that_kills_its_workers_holds_up_nobody(store: Store) -> None:
+    half, newer = await scored(store, ELEVEN, "bob"), await scored(store, TEN)
+    await train(store, half, 0)
+    goes_first = []
+    for _ in range(3):  # each worker is killed; the first one trained the window
+        await store.pool.execute("UPDATE babylon.windows SET lease_until = now() WHERE owner='bob'")
+        goes_first.append(await take_line(store, newer) is not None)
+        await claim_window(store, parse_window_id(ELEVEN), owner="bob", lease_s=60)
+    assert goes_first == [True, True, False]
+    await store.pool.execute(
+        "UPDATE babylon.windows SET lease_until = now(), retry_at = now(), attempts = $1"
+        " WHERE owner = 'bob'",
+        MAX_ATTEMPTS,
+    )
     assert await take_line(store, newer) is None
 
 

@@ -73,12 +73,6 @@ def completion_requests(policy: LoadedPolicy, asked: CompletionRequest) -> list[
         ids = policy.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise RequestError(400, "the prompt has no tokens: send at least one")
-        if max(ids) >= policy.vocabulary:
-            raise RequestError(
-                400,
-                f"prompt token {max(ids)} is outside the vocabulary of {policy.name!r}"
-                f" ({policy.vocabulary} tokens): send ids of its own tokenizer",
-            )
         requests += _requests(policy, ids, asked, COMPLETION_TOKENS)
     return requests
 
@@ -90,6 +84,13 @@ def _requests(
     usual_limit: int,
     constraint: Constraint | None = None,
 ) -> list[Request]:
+    if max(prompt) >= policy.vocabulary:  # a tokenizer may have more words than the model
+        raise RequestError(
+            400,
+            f"prompt token {max(prompt)} is outside the vocabulary of {policy.name!r}"
+            f" ({policy.vocabulary} tokens): send ids of its own tokenizer, and no text of that"
+            " token",
+        )
     room = policy.context - len(prompt)
     if room < (asked.limit or 1):
         limit = "" if asked.limit is None else f" and max_tokens={asked.limit}"

@@ -1,5 +1,6 @@
 """``POST /v1/completions`` in vLLM's wire fields."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
+from transformers import AutoTokenizer
 
 from babylon.serving.engine.engine_process import make_app
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
@@ -129,3 +131,26 @@ async def test_a_bad_request_is_refused_in_openai_shape(
     assert response.status == status
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+async def test_a_text_whose_token_the_model_lacks_is_refused_alone(tmp_path: Path) -> None:
+    """A tokenizer may have more words than the embedding has rows."""
+    path = save_tiny_policy(tmp_path / "policy", seed=1)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(path)
+    async with TestClient(TestServer(make_app())) as client:
+        await client.put("/policies/p", json={"path": str(path), "version": 1})
+        fields = {"model": "p", "max_tokens": 200}
+        good = asyncio.create_task(
+            client.post("/v1/completions", json=fields | {"prompt": "An innocent text"})
+        )
+        message = {"role": "user", "content": "an <image> in a message"}
+        for path_, given in (
+            ("/v1/chat/completions", {"messages": [message]}),
+            ("/v1/completions", {"prompt": "an <image>"}),
+        ):
+            bad = await client.post(path_, json=fields | given)
+            assert bad.status == 400
+            assert "outside the vocabulary" in (await bad.json())["error"]["message"]
+        assert (await good).status == 200
