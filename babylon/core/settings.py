@@ -469,6 +469,13 @@ class Settings(BaseModel):
                 f" TUNING={training.tuning}: siblings are adapters of TRAINER=torch, on one base"
                 " (TUNING=lora)"
             )
+        ranks = training.lora_rank > 16 or (population.size > 1 and "rank" in population.genes)
+        flagged = "--max-lora-rank" in self.serving.vllm_args
+        if (training.tuning, engine) == ("lora", "vllm") and ranks and not flagged:
+            raise ValueError(
+                f"LORA_RANK={training.lora_rank} and POPULATION_GENES={population.genes!r}:"
+                " ENGINE=vllm serves ranks up to 16; add '--max-lora-rank 64' to VLLM_ARGS"
+            )
         if (training.tuning, training.lora_variant, engine) == ("lora", "dora", "vllm"):
             raise ValueError("LORA_VARIANT=dora: ENGINE=vllm serves none, set LORA_VARIANT=rslora")
         return self

@@ -414,20 +414,18 @@ def _kept(
 ) -> pa.Table:
     """Return the rows that stay. A market that the play shared with others is left out too."""
     if config == TRAJECTORIES:
-        gone = pa.array(sorted(trajectories), pa.string())
-        return table.filter(pc.invert(pc.is_in(table["trajectory_id"], gone)))
-    shared = [  # a scenario without players was a copy of its own for each agent
-        not agents.isdisjoint(players) or (players and not trajectories.isdisjoint(ids))
-        for players, ids in zip(
-            table["players"].to_pylist(), table["trajectory_ids"].to_pylist(), strict=True
-        )
+        ids = pa.array(sorted(trajectories), pa.string())
+        return table.filter(pc.invert(pc.is_in(table["trajectory_id"], ids)))
+    gone = agents | trajectories
+    # a scenario without players was a copy of its own for each agent
+    shared = [
+        bool(row["players"] and not gone.isdisjoint([*row["players"], *row["trajectory_ids"]]))
+        for row in table.select(["players", "trajectory_ids"]).to_pylist()
     ]
-    table = table.filter(pc.invert(pa.array(map(bool, shared), pa.bool_())))
-    left = [
-        [one for one in ids if one not in trajectories]
-        for ids in table["trajectory_ids"].to_pylist()
-    ]
-    changed = [len(ids) != len(old) for ids, old in zip(left, table["trajectory_ids"], strict=True)]
+    table = table.filter(pc.invert(pa.array(shared, pa.bool_())))
+    listed = table["trajectory_ids"].to_pylist()
+    left = [[one for one in ids if one not in trajectories] for ids in listed]
+    changed = [len(ids) != len(old) for ids, old in zip(left, listed, strict=True)]
     profits = [_profits([plays.get(one) for one in ids]) for ids in left]
     values = {"trajectory_ids": left} | {
         name: [

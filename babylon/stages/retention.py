@@ -86,6 +86,10 @@ async def _retire(store: Store, home: Home, *, number: int, lookback_hours: int)
 
 async def _mark(store: Store, home: Home, *, number: int) -> tuple[int, ...]:
     """Mark the policies whose checkpoints are no longer needed, and return their versions."""
+    async with holding(store) as (_, before):
+        pass
+    # Another machine's adapters are fetched before the lock, under which no policy can be deployed.
+    await asyncio.to_thread(adapter_bases, home, before.policies)
     async with holding(store) as (connection, holdings):
         bases = await asyncio.to_thread(adapter_bases, home, holdings.policies)
         keep = kept(holdings, bases, number=number)

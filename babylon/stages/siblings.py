@@ -128,6 +128,7 @@ async def best_sibling(
         for one in await list_siblings(store, batch_id=batch_id)
         if one.generation == members[0].generation
         and one.parent_version == work.parent.policy_version
+        and one.scored == scored.artifact.sha256  # a window that failed may be scored again
     }
     for one in known.values():
         if one.chosen and await _is_here(work, one):
@@ -251,6 +252,7 @@ async def _trained(
             metrics={},
             trajectory_ids=(),
             chosen=False,
+            scored=scored.artifact.sha256,
         )
         try:
             update = await asyncio.to_thread(together.train, own)

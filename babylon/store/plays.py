@@ -172,9 +172,9 @@ async def close_play(connection: Connection, trajectory_id: str, steps: int) -> 
 
 async def remove_plays(store: Store, before: datetime, kept: Collection[Window]) -> None:
     """Remove trajectories that began ``before``, except those in the time of ``kept`` windows."""
-    await store.pool.execute(
-        _REMOVE, before, [one.start for one in kept], [one.end for one in kept]
-    )
+    times = [one.start for one in kept], [one.end for one in kept]
+    while await store.pool.execute(_REMOVE, before, *times, _PORTION) == f"DELETE {_PORTION}":
+        pass
 
 
 async def note_continuations(store: Store, found: Mapping[bytes, str | None]) -> None:
@@ -222,12 +222,16 @@ WHERE c.call_id = ANY($2::text[]) AND c.trajectory_id <> $1
   AND (f.trajectory_id, f.call_id) = (c.trajectory_id, c.call_id)
 """
 
+_PORTION = 5000  # plays that a statement removes: millions take longer than a query may
 _REMOVE = """
-DELETE FROM babylon.plays p
-WHERE began_at < $1
-  AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
-                  WHERE coalesce(p.started_at, p.began_at) >= w.starts
-                    AND coalesce(p.started_at, p.began_at) < w.ends)
+DELETE FROM babylon.plays WHERE trajectory_id IN (
+    SELECT trajectory_id FROM babylon.plays p
+    WHERE began_at < $1
+      AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
+                      WHERE coalesce(p.started_at, p.began_at) >= w.starts
+                        AND coalesce(p.started_at, p.began_at) < w.ends)
+    LIMIT $4
+)
 """
 
 _NOTE = """

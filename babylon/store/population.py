@@ -41,11 +41,12 @@ class Sibling:
     metrics: dict[str, Any]
     trajectory_ids: tuple[str, ...]
     chosen: bool
+    scored: str | None = None  # digest of the scored window that it was trained on
 
 
 _COLUMNS = (
     "window_id, batch_id, generation, member, parent_version, uri, fitness, fitness_error, worlds,"
-    " metrics, trajectory_ids, chosen"
+    " metrics, trajectory_ids, chosen, scored"
 )
 
 
@@ -117,10 +118,10 @@ async def put_sibling(store: Store, claim: Claim, sibling: Sibling) -> None:
             )
         await connection.execute(
             f"INSERT INTO babylon.siblings ({_COLUMNS})"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
             " ON CONFLICT (batch_id, member) DO UPDATE SET uri = $6, fitness = $7,"
             " fitness_error = $8, worlds = $9, metrics = $10, trajectory_ids = $11, chosen = $12,"
-            " generation = $3, parent_version = $5",
+            " generation = $3, parent_version = $5, scored = $13",
             sibling.window_id,
             sibling.batch_id,
             sibling.generation,
@@ -132,5 +133,5 @@ async def put_sibling(store: Store, claim: Claim, sibling: Sibling) -> None:
             sibling.worlds,
             sibling.metrics,
             list(sibling.trajectory_ids),
-            sibling.chosen,
+            *(sibling.chosen, sibling.scored),
         )

@@ -106,8 +106,9 @@ async def test_the_first_member_learns_at_the_rate_that_an_update_would_begin_wi
     assert (await list_members(store))[0].genes["learning_rate"] == rate
 
 
-async def test_a_killed_run_goes_on_with_the_next_sibling(
-    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scored_anew", [False, True])
+async def test_a_killed_run_goes_on_with_the_next_sibling_unless_the_scores_changed(
+    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch, scored_anew: bool
 ) -> None:
     fitter(monkeypatch, {0: 0.0, 1: 1.0, 2: 2.0})
     begun: list[str] = []
@@ -124,12 +125,15 @@ async def test_a_killed_run_goes_on_with_the_next_sibling(
     with pytest.raises(InterruptedError):
         await train_window(store, three, window_of)
     (first,) = await list_siblings(store)
+    if scored_anew:  # as after outcomes that arrived meanwhile
+        rows_now = [with_changes(row, score=-row.score) for row in window(base, 9)]
+        window_of = await scored(store, three, 9, rows_now)
     again = await claim_window(
         store, parse_window_id("2025-11-14T09:00"), owner="second", lease_s=60
     )
     trained = await train_window(store, three, stage.replace(window_of, claim=again))
-    assert begun == ["0", "1", "1", "2"]  # the first sibling is not trained again
-    assert (await list_siblings(store))[0].metrics == first.metrics
+    assert begun == ["0", "1", *(["0"] if scored_anew else []), "1", "2"]
+    assert ((await list_siblings(store))[0].metrics == first.metrics) is not scored_anew
     assert trained.metrics["population_member"] == 2
 
 

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 64  # requests of a policy that are sampled together
 MAX_WAITING = 1024  # waiting requests; more are refused
+_BATCH_TOKENS = 2**19  # rows of a batch times the longest: its keys and values are one buffer
 _READ_TOKENS = 2048  # prompt tokens with padding per turn, during which all other rows wait
 _TELL_S = 0.04  # interval of new tokens to streams: each time costs as much as a small model's step
 
@@ -39,6 +40,11 @@ class Job:
     @property
     def completion(self) -> Completion:
         return self.row.completion
+
+    @property
+    def size(self) -> int:
+        """Tokens of the prompt and of the longest answer."""
+        return len(self.row.prompt) + self.row.request.sampling.max_tokens
 
     async def tokens(self) -> AsyncIterator[tuple[list[int], list[float], bool]]:
         """Yield (new token ids, their logprobs, True at the end) until the completion is finished.
@@ -153,7 +159,7 @@ class Scheduler:
         lane = self._lanes.get(policy)
         arrived: list[Job] = []
         try:
-            arrived = self._take(policy, MAX_BATCH - len(lane.jobs if lane else ()))
+            arrived = self._take(policy, lane.jobs if lane else ())
             lane = lane or self._lanes.setdefault(policy, _Lane(policy))
             told = lane.turn(arrived)
         except Exception as error:  # any error fails this batch's jobs, and not the worker
@@ -165,14 +171,18 @@ class Scheduler:
         if told:
             self._loop.call_soon_threadsafe(_wake, told)
 
-    def _take(self, policy: LoadedPolicy, room: int) -> list[Job]:
-        """Take the policy's longest waiting jobs whose prompts are read in one turn."""
+    def _take(self, policy: LoadedPolicy, running: Sequence[Job]) -> list[Job]:
+        """Take the policy's longest waiting jobs that fit, and are read in one turn."""
         with self._changed:
-            waiting = [job for job in self._waiting if job.policy is policy][:room]
+            waiting = [job for job in self._waiting if job.policy is policy]
             longest, taken = 0, set[Job]()
-            for job in waiting:
-                longest = max(longest, len(job.row.prompt))
+            room = max((job.size for job in running), default=0)
+            for job in waiting[: MAX_BATCH - len(running)]:
+                longest, room = max(longest, len(job.row.prompt)), max(room, job.size)
+                rows = len(running) + len(taken) + 1
                 if taken and (len(taken) + 1) * longest > _READ_TOKENS:
+                    break
+                if rows > 1 and rows * room > _BATCH_TOKENS:
                     break
                 taken.add(job)
             self._waiting = [job for job in self._waiting if job not in taken]

@@ -72,17 +72,15 @@ GENES: dict[str, Scale | OneOf] = {
 
 
 def chosen_genes(text: str, training: TrainingSettings) -> tuple[str, ...]:
-    """The genes that ``POPULATION_GENES`` names.
-
-    ``kl_penalty`` is left out under an objective that never reads it.
+    """The genes that ``POPULATION_GENES`` names, without ``kl_penalty`` if nothing reads it.
 
     Raises:
         ConfigError: an unknown gene, one that the objective never reads, or one that contradicts
             another setting.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if training.objective in PAIRS_ALONE:  # their only reference is the policy before the update
-        names = tuple(name for name in names if name != "kl_penalty")
+    unread = ("kl_penalty",) if training.objective in PAIRS_ALONE else ()
+    stripped = (name.strip() for name in text.split(","))
+    names = tuple(name for name in stripped if name and name not in unread)
     if unknown := [name for name in names if name not in GENES]:
         raise ConfigError(
             f"POPULATION_GENES names {', '.join(unknown)}: choose from {', '.join(GENES)}"

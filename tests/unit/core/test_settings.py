@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -123,6 +124,18 @@ def test_the_routers_loss_refuses_several_processes(more: dict[str, int]) -> Non
     with pytest.raises(ConfigError, match=r"^bad setting: ROUTER_AUX_LOSS=0\.1 .*set both to 1"):
         load_settings(training={"router_loss": 0.1} | more)
     load_settings(training={"router_loss": 0.1})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"training": {"lora_rank": 32}}, {"population": {"size": 2, "genes": "learning_rate,rank"}}],
+    ids=str,
+)
+def test_vllm_refuses_ranks_beyond_its_own_limit(changed: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'--max-lora-rank 64' to VLLM_ARGS$"):
+        load_settings(serving={"engine": "vllm"}, **changed)
+    load_settings(**changed)
+    load_settings(serving={"engine": "vllm", "vllm_args": "--max-lora-rank 64"}, **changed)
 
 
 def test_vllm_refuses_adapters_that_it_does_not_serve() -> None:

@@ -85,17 +85,16 @@ class TakesTurns:
             await self._app(scope, receive, send)
             return
         self._engine = scope["app"].state.engine_client
-        _, _, rest = scope["path"].partition("/policies/")
-        name, _, path = rest.partition("/")
+        name, path = self._parts(scope)
         match scope["method"], scope["path"]:
             case "GET", "/policies":
                 await _answer(
                     send, {"data": [{"id": n, "root": p} for n, p in self._paths.items()]}
                 )
-            case "PUT", _ if name and not path:
+            case "PUT", _ if name:
                 self._paths[name] = json.loads(await _body(receive))["path"]
                 await _answer(send, {})
-            case "DELETE", _ if name and not path:
+            case "DELETE", _ if name:
                 self._paths.pop(name, None)
                 await _answer(send, {})
             case _, asked if asked in _SAMPLING or (name and name not in self._paths):
@@ -106,6 +105,15 @@ class TakesTurns:
             case _:
                 inner = f"/{path}" if name else scope["path"]
                 await self._app({**scope, "path": inner}, receive, send)
+
+    def _parts(self, scope: _Message) -> tuple[str, str]:
+        """Return the name of a policy, which may have slashes, and the path below it."""
+        _, _, rest = scope["path"].partition("/policies/")
+        if scope["method"] in ("PUT", "DELETE"):
+            return rest, ""
+        own = [known for known in self._paths if f"{rest}/".startswith(f"{known}/")]
+        name = max(own, key=len, default=rest)
+        return name, rest[len(name) + 1 :]
 
     async def _load(self, path: str) -> None:
         await self._engine.pause_generation(mode="wait")  # for calls whose clients left

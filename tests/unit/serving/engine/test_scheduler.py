@@ -101,6 +101,23 @@ async def test_prompts_are_read_in_portions_between_which_others_go_on(
     assert [count for _, count in turns if count] == [2, 2, 2, 1, 1]
 
 
+async def test_long_rows_are_few_because_all_rows_of_a_batch_are_as_long(
+    policies: list[LoadedPolicy],
+    turns: list[tuple[scheduling._Lane, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduling, "_BATCH_TOKENS", 300)
+    scheduler = Scheduler()
+    with scheduler._changed:  # they come together
+        jobs = [
+            submitted(scheduler, policies[0], request(seed, 4, [7] * length), every_step=False)
+            for seed, length in enumerate([46] * 6 + [496, 46])
+        ]
+    await asyncio.gather(*map(whole, jobs))
+    await scheduler.close()
+    assert [count for _, count in turns if count] == [6, 1, 1]  # the long one waits, then is alone
+
+
 async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
     policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

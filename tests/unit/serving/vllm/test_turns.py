@@ -80,6 +80,20 @@ async def test_each_call_gets_the_weights_of_its_path_and_no_two_models_run_toge
     assert len(vllm.loads) < 20  # calls of one model share a turn
 
 
+async def test_a_name_may_have_slashes() -> None:
+    vllm = Vllm()
+    async with client_of(vllm) as client:
+        await offer(client, "org", "org/name-v1")
+        for name in ("org", "org/name-v1"):
+            answer = await client.post(f"/policies/{name}{CHAT}")
+            assert answer.text == f"{CHAT} /checkpoints/{name}"
+        await client.delete("/policies/org/name-v1")
+        assert (
+            await client.post(f"/policies/org/name-v1{CHAT}")
+        ).text != f"{CHAT} /checkpoints/org"
+        assert (await client.post(f"/policies/other/name{CHAT}")).status_code == 404
+
+
 async def test_a_busy_model_leaves_its_turn_to_one_that_waits() -> None:
     vllm = Vllm()
     vllm.call_s = 0.002
