@@ -28,7 +28,7 @@ from babylon.quality.merge_outcomes import merge_outcomes
 from babylon.quality.row_checks import Log
 from babylon.store import Store, require_game_tables
 from babylon.store.calls import CALL_COLUMNS, wait_until_recorded
-from babylon.store.connection import Connection, game_snapshot
+from babylon.store.connection import Connection, game_snapshot, read_clock
 from babylon.store.late import finished_play, free_for_training
 from babylon.store.market_outcomes import window_outcomes
 from babylon.store.replica import wait_until_replicated
@@ -98,7 +98,8 @@ async def collect_window(
         ServingError: a gateway has not yet recorded all calls of the window.
     """
     require_game_tables(store)
-    await wait_until_recorded(store, window.end)
+    # Until now and not the window's end: a play that began in it may go on.
+    await wait_until_recorded(store, (await read_clock(store)).now)
     await wait_until_replicated(store, window.end)
     elsewhere = "{}" if window.recipe else await finished_play(store)
     failpoint("collect.before")
