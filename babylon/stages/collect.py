@@ -36,6 +36,7 @@ from babylon.store.replica import wait_until_replicated
 T = TypeVar("T")
 U = TypeVar("U")
 _ROWS_AT_A_TIME = 100
+_SILENT_S = 60.0  # a gateway that a stalled database silenced for so long still holds calls
 # Calls begin after their window does, at a gateway whose clock and time zone may be others than the
 # game's. A simulated window is played later than its own time, so there is no bound on that side.
 _CALLS_BEFORE = timedelta(days=1)
@@ -99,7 +100,7 @@ async def collect_window(
     """
     require_game_tables(store)
     # Until now and not the window's end: a play that began in it may go on.
-    await wait_until_recorded(store, (await read_clock(store)).now)
+    await wait_until_recorded(store, (await read_clock(store)).now, silent_s=_SILENT_S)
     await wait_until_replicated(store, window.end)
     elsewhere = "{}" if window.recipe else await finished_play(store)
     failpoint("collect.before")

@@ -18,7 +18,7 @@ import msgspec
 from babylon.core.errors import ConfigError, ServingError
 from babylon.store.connection import Connection, Store
 from babylon.store.copy_text import copy_text
-from babylon.store.gateways import live_gateways
+from babylon.store.gateways import LIVE_S, live_gateways
 from babylon.store.routes import CHANNEL
 
 ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
@@ -163,9 +163,15 @@ async def lost_calls(connection: Connection, call_ids: Sequence[str]) -> set[str
 
 
 async def wait_until_recorded(
-    store: Store, moment: datetime | None = None, *, timeout_s: float = 10.0
+    store: Store,
+    moment: datetime | None = None,
+    *,
+    timeout_s: float = 10.0,
+    silent_s: float = LIVE_S,
 ) -> None:
-    """Wait until every call that a live gateway answered before ``moment`` (now) is stored.
+    """Wait until every call that a gateway answered before ``moment`` (now) is stored.
+
+    Gateways that have been silent for ``silent_s`` are not waited for.
 
     Raises:
         ServingError: gateways still hold calls after the timeout; the message names them.
@@ -176,16 +182,15 @@ async def wait_until_recorded(
         await asyncio.sleep(_POLL_S)
         late = [
             gateway
-            for gateway in await live_gateways(store)
+            for gateway in await live_gateways(store, silent_s)
             if gateway.recorded_until is None or gateway.recorded_until < moment
         ]
         if not late:
             return
         if time.monotonic() > deadline:
-            names = ", ".join(map(str, late))
             raise ServingError(
-                f"calls are not in the database after {timeout_s:.0f} s; they wait with {names}:"
-                " look at its log"
+                f"calls are not in the database after {timeout_s:.0f} s; they wait with"
+                f" {', '.join(map(str, late))}: look at its log"
             )
 
 

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from types import FrameType
 
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from babylon.core.artifacts import read_artifact, rewrite_artifact
-from babylon.core.errors import ScoringError, WindowNotReadyError
+from babylon.core.errors import ScoringError, ServingError, WindowNotReadyError
 from babylon.core.metrics import scored_metrics
 from babylon.core.trajectories import Trajectory, read_trajectories, training_rows
 from babylon.dataset.schema import SCHEMA_VERSION, SCHEMAS
@@ -29,7 +30,8 @@ from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
-from babylon.store.calls import RecordedCall, insert_calls
+from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
+from babylon.store.gateways import GatewayRow, announce_gateway
 from babylon.tasks.dropout import dropout
 from babylon.tasks.publish import publish
 from tests.integration.game import (
@@ -108,6 +110,24 @@ async def test_collecting_again_gives_the_same_artifact(store, settings):
     assert first.artifact == again.artifact
     assert first.artifact.rows == 15
     assert len(list(settings.home.artifacts.iterdir())) == 1
+
+
+async def test_calls_that_a_silent_gateway_holds_are_waited_for(store, settings, monkeypatch):
+    """A stalled database silences exactly the gateway whose calls are not stored yet."""
+    await insert_real_window(store)
+    wait = partial(wait_until_recorded, timeout_s=0.2)
+    monkeypatch.setattr("babylon.stages.collect.wait_until_recorded", wait)
+    behind = GatewayRow(
+        gateway_id="g1", url="http://one", route_version=1, recorded_until=WINDOW.end
+    )
+    await announce_gateway(store, behind)
+    silence = "UPDATE babylon.gateways SET seen_at = now() - $1 * interval '1 s'"
+    await store.pool.execute(silence, 30)
+    with pytest.raises(ServingError, match="g1 at http://one"):
+        await collect_window(store, settings.home, await claim(store), WINDOW)
+    await store.pool.execute(silence, 90)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
+    assert collected.artifact.rows == 15
 
 
 PARQUET = (
