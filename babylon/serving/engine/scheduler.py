@@ -6,11 +6,14 @@ makes one step. So no answer waits for a longer one, nor for another policy's.
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
+
+import torch
 
 from babylon.serving.engine.loaded_policies import LoadedPolicy
 from babylon.serving.engine.running_batch import Batch, Row
@@ -163,6 +166,9 @@ class Scheduler:
             lane = lane or self._lanes.setdefault(policy, _Lane(policy))
             told = lane.turn(arrived)
         except Exception as error:  # any error fails this batch's jobs, and not the worker
+            if isinstance(error, torch.AcceleratorError):
+                log.exception("the device fails all calls now: the engine ends, to start again")
+                os._exit(1)  # an orderly end would wait for the device
             told = list({*arrived, *(lane.jobs if lane else ())})
             log.exception("sampling %d requests failed", len(told))
             for job in told:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 
 from babylon.serving.engine import scheduler as scheduling
 from babylon.serving.engine.loaded_policies import LoadedPolicy, load
@@ -137,6 +138,24 @@ async def test_a_policy_that_cannot_be_sampled_fails_its_requests_and_no_others(
         await whole(failing)
     assert len(await whole(going)) == 5
     await scheduler.close()
+
+
+async def test_an_engine_whose_device_failed_ends(
+    policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an assertion on a GPU all calls of the process fail. Its supervisor starts it again."""
+    codes: list[int] = []
+
+    def failing(self: scheduling._Lane, arrived: Sequence[Job]) -> list[Job]:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(scheduling._Lane, "turn", failing)
+    monkeypatch.setattr(scheduling.os, "_exit", codes.append)
+    scheduler = Scheduler()
+    with pytest.raises(RequestError, match="device-side assert"):
+        await whole(submitted(scheduler, policies[0], request(1, 4), every_step=False))
+    await scheduler.close()
+    assert codes == [1]
 
 
 async def test_a_policy_is_let_go_with_its_last_answer(policies: list[LoadedPolicy]) -> None:
