@@ -88,9 +88,8 @@ async def remove_play(store: Store, window: Window, before: datetime) -> bool:
             window.key,
         )
         if store.game_tables_ours and not window.recipe:
-            await connection.execute(_LOGS, window.start, window.end)
-            await connection.execute(_JUDGMENTS, window.start, window.end)
-            await connection.execute(_TRAJECTORIES, window.start, window.end)
+            for statement in (_LOGS, _JUDGMENTS, _TRAJECTORIES):
+                await connection.execute(statement, window.start, window.end, before)
             hour = window_at(window.start, GAME_MINUTES)
             while hour.start < window.end:
                 await connection.execute(_OUTCOMES, hour.start, hour.end, outcome_ids(hour))
@@ -117,10 +116,12 @@ _IN_TIME = (
     "\"startTime\" >= $1::timestamptz AT TIME ZONE 'UTC'"
     " AND \"startTime\" < $2::timestamptz AT TIME ZONE 'UTC'"
 )
-_OF_TIME = f'"trajectoryId" IN (SELECT "trajectoryId" FROM trajectories WHERE {_IN_TIME})'
+# What was imported lately stays, however old it is: nobody has trained it.
+_OLD = f"{_IN_TIME} AND \"createdAt\" < $3::timestamptz AT TIME ZONE 'UTC'"
+_OF_TIME = f'"trajectoryId" IN (SELECT "trajectoryId" FROM trajectories WHERE {_OLD})'
 _LOGS = f"DELETE FROM llm_call_logs WHERE {_OF_TIME}"
 _JUDGMENTS = f"DELETE FROM reward_judgments WHERE {_OF_TIME}"
-_TRAJECTORIES = f"DELETE FROM trajectories WHERE {_IN_TIME}"
+_TRAJECTORIES = f"DELETE FROM trajectories WHERE {_OLD}"
 # Windows shorter than an hour share the truth of the hour.
 _OUTCOMES = (
     'DELETE FROM market_outcomes WHERE "windowId" = ANY($3::text[])'

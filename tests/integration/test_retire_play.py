@@ -28,8 +28,8 @@ _PLAYED = """
 WITH agent AS (INSERT INTO "User" (id) VALUES ('a') ON CONFLICT DO NOTHING)
 INSERT INTO trajectories (id, "trajectoryId", "agentId", "startTime", "endTime", "durationMs",
     "windowId", "stepsJson", "rewardComponentsJson", "metricsJson", "metadataJson", "totalReward",
-    "episodeLength", "finalStatus", "updatedAt")
-SELECT name, name, 'a', $3::timestamp, $3, 1, $2, '[]', '{}', '{}', '{}', 0, 1, 'done', $3
+    "episodeLength", "finalStatus", "updatedAt", "createdAt")
+SELECT name, name, 'a', $3::timestamp, $3, 1, $2, '[]', '{}', '{}', '{}', 0, 1, 'done', $3, $3
 FROM unnest($1::text[]) AS name
 """
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -161,13 +161,20 @@ async def test_calls_of_protected_windows_and_of_late_imports_stay(
         "UPDATE babylon.windows SET lease_until = now() + interval '1 hour' WHERE window_id = $1",
         day(1).key,
     )
+    imported = f"{day(0).id} 0"  # into a window that was trained in its time
+    await store.pool.execute(
+        'UPDATE trajectories SET "createdAt" = $1 WHERE "trajectoryId" = $2',
+        *(day(69).start.replace(tzinfo=None), imported),
+    )
     retired = await retire(store, ready, day(70).end)
     assert (retired.windows, retired.calls) == (2, 3 * PLAYERS)
+    rows = await store.pool.fetch('SELECT "trajectoryId" AS id FROM trajectories')
+    assert [row["id"] for row in rows if row["id"].startswith(day(0).id)] == [imported]
     left = await store.pool.fetch("SELECT DISTINCT left(trajectory_id, 16) AS w FROM babylon.calls")
     assert {row["w"] for row in left} == {day(1).id, day(4).id}
     # the game's rows of windows that were never claimed are not ours to judge
     found = await store.pool.fetch('SELECT DISTINCT "windowId" AS w FROM trajectories')
-    assert {row["w"] for row in found} == {day(1).id, day(3).id, day(4).id}
+    assert {row["w"] for row in found} == {day(n).id for n in (0, 1, 3, 4)}
 
 
 async def test_a_window_that_is_claimed_meanwhile_and_a_foreign_games_rows_stay(
