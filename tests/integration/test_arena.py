@@ -218,7 +218,7 @@ async def recorded(
             trajectory_id=f"{trained.claim.window_id}-{number}",
             agent_id=f"a{number}",
             window_id=trained.claim.window_id,
-            scenario_id=f"s{number % 3}",
+            scenario_id=f"s{number // 8}",
             start=NOON,
             end=NOON,
             pnl_usd=100.0 * (reply == wins),

@@ -17,11 +17,13 @@ sqrt(n) times their mean (Ionides 2008, "Truncated importance sampling"), which 
 at the cost of a small bias. The effective sample size is ``ess = (sum w)² / sum w²`` (Kong 1992);
 below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no estimate.
 
-A veto needs the interval at 99 %, whose error is that of independent scenarios: agents of one
-market rise and fall together. A promotion needs more, because weights have long tails:
-betting (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the
-plain weight w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2 S`` whatever the
-weight, and cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
+A veto needs the interval at 99 %. Its error is that of independent scenarios, because agents of one
+market rise and fall together, or that of independent plays if it is larger.
+
+A promotion needs more, because weights have long tails: betting
+(``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the plain weight
+w and the relative P&L x cut to ``[-S, S]``. They are at least ``-2 S`` whatever the weight, and
+cutting large ones only makes a promotion harder (the bound of Waudby-Smith, Wu, Ramdas,
 Karampatziakis, Mineiro 2022, "Anytime-valid off-policy inference for contextual bandits"). Each x
 contains the P&L of the others, and plays of one scenario may resemble each other. So a scenario is
 one bet, on the mean of its differences. Play of an hour on which the challenger's line was trained
@@ -171,8 +173,11 @@ def off_policy(
         problem = f"too small: held-out play of {shared} scenarios; {MIN_SCENARIOS} needed"
         return OffPolicy(trajectories=n, ess=ess, problem=problem)
     difference = float(weights @ earned)
-    errors = np.bincount(index[compared], weights * (earned - difference))
-    half = student(_Z, shared - 1) * float(np.sqrt((errors**2).sum() * shared / (shared - 1)))
+    errors = weights * (earned - difference)
+    together = np.bincount(index[compared], errors)
+    # In a scenario x adds up to zero: where weights hardly differ, only plays show the spread.
+    spread = max((together**2).sum() * shared / (shared - 1), (errors**2).sum())
+    half = student(_Z, shared - 1) * float(np.sqrt(spread))
     return OffPolicy(
         trajectories=n,
         ess=ess,
