@@ -35,6 +35,7 @@ from babylon.core.windows import RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
 HOURS = "WINDOW_DURATION_HOURS"  # the original's name; it wins over WINDOW_MINUTES
+VLLM_LORA_RANK = 16  # largest of an adapter on the servers that ENGINE=vllm starts
 Engine = Literal["embedded", "vllm", "remote"]
 RecordingPolicy = Literal["lossless", "available"]
 DeploymentStrategy = Literal["replace", "ab", "canary"]
@@ -469,12 +470,16 @@ class Settings(BaseModel):
                 f" TUNING={training.tuning}: siblings are adapters of TRAINER=torch, on one base"
                 " (TUNING=lora)"
             )
-        ranks = training.lora_rank > 16 or (population.size > 1 and "rank" in population.genes)
+        large = training.lora_rank > VLLM_LORA_RANK
+        large |= population.size > 1 and "rank" in population.genes
+        # A server at ENGINE_URL was started by somebody else, with a limit of its own.
+        ours = engine == "vllm" and not self.serving.engine_url
         flagged = "--max-lora-rank" in self.serving.vllm_args
-        if (training.tuning, engine) == ("lora", "vllm") and ranks and not flagged:
+        if training.tuning == "lora" and large and ours and not flagged:
             raise ValueError(
                 f"LORA_RANK={training.lora_rank} and POPULATION_GENES={population.genes!r}:"
-                " ENGINE=vllm serves ranks up to 16; add '--max-lora-rank 64' to VLLM_ARGS"
+                f" ENGINE=vllm serves ranks up to {VLLM_LORA_RANK}; add '--max-lora-rank 64' to"
+                " VLLM_ARGS"
             )
         if (training.tuning, training.lora_variant, engine) == ("lora", "dora", "vllm"):
             raise ValueError("LORA_VARIANT=dora: ENGINE=vllm serves none, set LORA_VARIANT=rslora")

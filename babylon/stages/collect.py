@@ -37,6 +37,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 _ROWS_AT_A_TIME = 100
 _SILENT_S = 60.0  # a gateway that a stalled database silenced for so long still holds calls
+_WAIT_S = 70.0  # until one that died counts as silent
 # Calls begin after their window does, at a gateway whose clock and time zone may be others than the
 # game's. A simulated window is played later than its own time, so there is no bound on that side.
 _CALLS_BEFORE = timedelta(days=1)
@@ -100,7 +101,8 @@ async def collect_window(
     """
     require_game_tables(store)
     # Until now and not the window's end: a play that began in it may go on.
-    await wait_until_recorded(store, (await read_clock(store)).now, silent_s=_SILENT_S)
+    now = (await read_clock(store)).now
+    await wait_until_recorded(store, now, timeout_s=_WAIT_S, silent_s=_SILENT_S)
     await wait_until_replicated(store, window.end)
     elsewhere = "{}" if window.recipe else await finished_play(store)
     failpoint("collect.before")

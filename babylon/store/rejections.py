@@ -74,7 +74,7 @@ async def window_rejections(store: Store, window_id: str) -> list[RejectedFor]:
 async def policies_of_rejected(
     store: Store, window_id: str, reasons: Sequence[str]
 ) -> dict[str, list[int]]:
-    """Return the window's trajectories that were refused for these reasons → its policies."""
+    """Return trajectory → the policies that answered it, of those refused for these reasons."""
     rows = await store.pool.fetch(
         "SELECT trajectory_id, array_agg(DISTINCT policy_version) AS policies"
         " FROM babylon.rejections JOIN babylon.calls USING (trajectory_id)"

@@ -22,7 +22,7 @@ from babylon.policies.load import load_policy
 from babylon.training.call_tokens import exact_tokens, within
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
 from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
-from babylon.training.grpo.ranks import ALONE, Ranks, logprobs_of_tree
+from babylon.training.grpo.ranks import ALONE, logprobs_of_tree
 from babylon.training.grpo.training_input import CallTokens
 
 
@@ -68,10 +68,10 @@ def _exact_play(trajectories: Sequence[Trajectory]) -> dict[str, list[CallTokens
 
 
 def _logprobs(
-    model: PreTrainedModel, tree: PrefixTree, max_tokens: int | None, ranks: Ranks = ALONE
+    model: PreTrainedModel, tree: PrefixTree, max_tokens: int | None
 ) -> list[list[float]]:
     with _own_error():
-        rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ranks)
+        rows = logprobs_of_tree(FittingForward(model, max_tokens), tree, ALONE)
     return _of_completions(rows, tree.calls)
 
 

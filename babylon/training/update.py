@@ -8,7 +8,6 @@ from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
-from babylon.core.learning_settings import reading_precision
 from babylon.core.trajectories import TrainingRow
 from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
 from babylon.training.call_tokens import scored_trajectories
@@ -96,7 +95,6 @@ def update_checkpoint(
             preferences,
             context=_context(trainable),
             staleness=staleness or {},
-            precision=reading_precision(tuning, options.base_precision),
             reference=in_force(trainable, anchor) if anchor else None,
             journal=journal,
             progress=progress,

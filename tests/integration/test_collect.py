@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from itertools import count
 from types import FrameType
 
@@ -30,7 +29,7 @@ from babylon.stages.collect import collect_window
 from babylon.stages.dropout import thin_window
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
-from babylon.store.calls import RecordedCall, insert_calls, wait_until_recorded
+from babylon.store.calls import RecordedCall, insert_calls
 from babylon.store.gateways import GatewayRow, announce_gateway
 from babylon.tasks.dropout import dropout
 from babylon.tasks.publish import publish
@@ -115,8 +114,7 @@ async def test_collecting_again_gives_the_same_artifact(store, settings):
 async def test_calls_that_a_silent_gateway_holds_are_waited_for(store, settings, monkeypatch):
     """A stalled database silences exactly the gateway whose calls are not stored yet."""
     await insert_real_window(store)
-    wait = partial(wait_until_recorded, timeout_s=0.2)
-    monkeypatch.setattr("babylon.stages.collect.wait_until_recorded", wait)
+    monkeypatch.setattr("babylon.stages.collect._WAIT_S", 0.2)
     behind = GatewayRow(
         gateway_id="g1", url="http://one", route_version=1, recorded_until=WINDOW.end
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from babylon.core.errors import ConfigError, ServingError
 from babylon.core.processes import Service
-from babylon.core.settings import ServingSettings, fields, variable_of
+from babylon.core.settings import VLLM_LORA_RANK, ServingSettings, fields, variable_of
 from babylon.serving.ports import require_free_port
 from babylon.serving.vllm import guard
 from babylon.serving.vllm.process_group import environment_of_others
@@ -20,7 +20,6 @@ from babylon.serving.vllm.process_group import environment_of_others
 # On the GPU: two arms, a policy whose last calls run, and one that is being loaded. In the CPU's
 # memory also the rollback target and proposals.
 _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
-_MAX_LORA_RANK = 16  # of the adapters that training writes
 _PORTS = 100  # above ENGINE_PORT
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
@@ -126,7 +125,7 @@ def vllm_service(
         *("--middleware", "babylon_guard.NeedsKey"),  # the last one sees a request first
         *("--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"),
         *("--enable-lora", "--max-loras", str(_MAX_LORAS)),
-        *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(_MAX_LORA_RANK)),
+        *("--max-cpu-loras", str(_MAX_CPU_LORAS), "--max-lora-rank", str(VLLM_LORA_RANK)),
         "--enable-mixed-moe-lora-format",
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),

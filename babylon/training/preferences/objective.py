@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 
-from babylon.core.learning_settings import Objective, Precision
+from babylon.core.learning_settings import Objective
 from babylon.core.preferences import DecisionWords, PromptReplies
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.ranks import ALONE, Ranks
@@ -49,7 +49,6 @@ def learn(
     *,
     context: int,
     staleness: Mapping[int, int],
-    precision: Precision,
     reference: AbstractContextManager[object] | None,
     journal: Journal | None = None,
     progress: Progress | None = None,

@@ -136,6 +136,7 @@ def test_vllm_refuses_ranks_beyond_its_own_limit(changed: dict[str, Any]) -> Non
         load_settings(serving={"engine": "vllm"}, **changed)
     load_settings(**changed)
     load_settings(serving={"engine": "vllm", "vllm_args": "--max-lora-rank 64"}, **changed)
+    load_settings(serving={"engine": "vllm", "engine_url": "http://127.0.0.1:9"}, **changed)
 
 
 def test_vllm_refuses_adapters_that_it_does_not_serve() -> None:
