@@ -18,7 +18,8 @@ at the cost of a small bias. The effective sample size is ``ess = (sum w)² / su
 below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no estimate.
 
 A veto needs the interval at 99 %. Its error is that of independent scenarios, because agents of one
-market rise and fall together, or that of independent plays if it is larger.
+market rise and fall together, or that of independent plays if it is larger. It does not hold where
+rare wins pay for usual losses and few scenarios were played: then it vetoes too often.
 
 A promotion needs more, because weights have long tails: betting
 (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the plain weight
@@ -53,7 +54,7 @@ from babylon.store.windows import WindowRow, list_windows
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
 MIN_ESS = 30.0  # trajectories; below, the mean's interval is not Student's
 MIN_SCENARIOS = 8  # with several trajectories; of fewer, the error is not known
-_Z = 2.576  # 99 %: the check can veto, so it must be nearly certain
+_Z = 2.576  # 99 % of symmetric errors
 SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
 
