@@ -198,7 +198,7 @@ async def recorded(
     store: Store, settings: Settings, base: Path, trained: Trained, *, wins: str
 ) -> None:
     """A window of eighty trajectories, each one exact call of the base; those that say ``wins``
-    earned $100, the others nothing."""
+    earned $2,000, the others nothing."""
     model, tokenizer = load_policy(base)
     messages = [{"role": "user", "content": "m1 0.50"}]
     prompt = render_prompt(tokenizer, messages)
@@ -221,7 +221,7 @@ async def recorded(
             scenario_id=f"s{number // 8}",
             start=NOON,
             end=NOON,
-            pnl_usd=100.0 * (reply == wins),
+            pnl_usd=2000.0 * (reply == wins),
             wins=0,
             trades=0,
             actions=1,

@@ -18,8 +18,11 @@ at the cost of a small bias. The effective sample size is ``ess = (sum w)² / su
 below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no estimate.
 
 A veto needs the interval at 99 %. Its error is that of independent scenarios, because agents of one
-market rise and fall together, or that of independent plays if it is larger. It does not hold where
-rare wins pay for usual losses and few scenarios were played: then it vetoes too often.
+market rise and fall together, or that of independent plays if it is larger. To it comes what no
+scenario showed: an outcome that n scenarios miss once in a hundred times has a probability of
+``log(100) / n`` (the rule of three at 99 %; Hanley and Lippman-Hand 1983, "If nothing goes wrong, is
+everything all right?"). It may be worth S to the share of the play that the challenger would change.
+Without this, rare wins that pay for usual losses were a loss wherever they had not been seen.
 
 A promotion needs more, because weights have long tails: betting
 (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the plain weight
@@ -33,6 +36,7 @@ proves no gain: who has learned by heart how its markets ended would gain there 
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,6 +59,7 @@ MOST = 512  # trajectories: enough for a mean; a large model needs minutes for t
 MIN_ESS = 30.0  # trajectories; below, the mean's interval is not Student's
 MIN_SCENARIOS = 8  # with several trajectories; of fewer, the error is not known
 _Z = 2.576  # 99 % of symmetric errors
+_UNSEEN = math.log(100)  # outcomes that n scenarios may have missed at 99 %, times n
 SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
 
@@ -179,6 +184,7 @@ def off_policy(
     # In a scenario x adds up to zero: where weights hardly differ, only plays show the spread.
     spread = max((together**2).sum() * shared / (shared - 1), (errors**2).sum())
     half = student(_Z, shared - 1) * float(np.sqrt(spread))
+    half += _unseen(weights, index[compared])
     return OffPolicy(
         trajectories=n,
         ess=ess,
@@ -187,6 +193,13 @@ def off_policy(
         high=difference + half,
         gain=_surely_gains(log_ratios[compared][own], earned[own], index[compared][own]),
     )
+
+
+def _unseen(weights: Floats, scenario: NDArray[np.intp]) -> float:
+    """Return what outcomes that no scenario showed may be worth to the challenger, in dollars."""
+    changed = np.abs(weights - 1 / len(weights)).sum() / 2  # total variation from the players
+    scenarios = 1 / (np.bincount(scenario, weights) ** 2).sum()  # their effective number
+    return float(changed * SCALE_USD * min(1.0, _UNSEEN / scenarios))
 
 
 def _surely_gains(log_ratios: Floats, earned: Floats, scenario: NDArray[np.intp]) -> bool:
