@@ -57,6 +57,7 @@ async def train_window(
         claim=claim,
         parent=parent,
         rows=rows,
+        scored=scored.artifact.sha256,
         target=checkpoint_directory(settings.home, claim),
         progress_directory=await asyncio.to_thread(take_up_progress, settings.home, claim),
         staleness=await staleness_of(store, parent, rows),

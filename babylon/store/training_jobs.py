@@ -25,6 +25,7 @@ class TrainingJob:
 
     ``left_s``: seconds to the deadline, by the database's clock. ``trajectory_ids``, ``counts`` and
     ``excluded`` describe the batch that was sent; a later claim of the window may send another.
+    ``scored``: digest of the scored window; None: a worker before 0022 began the job.
     """
 
     window_id: str
@@ -37,6 +38,7 @@ class TrainingJob:
     trajectory_ids: list[str]
     counts: dict[str, int]
     excluded: dict[str, int]
+    scored: str | None
     job_id: str | None
     status: Status
     reason: str | None
@@ -101,6 +103,7 @@ async def begin_job(
     trajectory_ids: Sequence[str],
     counts: dict[str, int],
     excluded: dict[str, int],
+    scored: str,
     deadline_s: float,
 ) -> TrainingJob:
     """Insert a job that is about to be submitted; it expires after ``deadline_s``.
@@ -117,9 +120,9 @@ async def begin_job(
         await _require_no_open_job(connection, trainer, model)
         row = await connection.fetchrow(
             "INSERT INTO babylon.training_jobs (window_id, attempt, epoch, trainer, model,"
-            " parent_version, parent_step, trajectory_ids, counts, excluded, deadline)"
-            " SELECT $1, coalesce(max(attempt), 0) + 1, $2, $3, $4, $5, $6, $7, $8, $9,"
-            " clock_timestamp() + $10 FROM babylon.training_jobs WHERE window_id = $1"
+            " parent_version, parent_step, trajectory_ids, counts, excluded, scored, deadline)"
+            " SELECT $1, coalesce(max(attempt), 0) + 1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
+            " clock_timestamp() + $11 FROM babylon.training_jobs WHERE window_id = $1"
             f" RETURNING {_COLUMNS}",
             claim.window_id,
             claim.epoch,
@@ -130,6 +133,7 @@ async def begin_job(
             list(trajectory_ids),
             counts,
             excluded,
+            scored,
             timedelta(seconds=deadline_s),
         )
         assert row is not None

@@ -329,6 +329,7 @@ def work_for(store: Store, settings: Settings, base: Path) -> Work:
             "target": settings.home.checkpoints / f"w{window.start.hour}-e{claim.epoch}",
             "progress_directory": settings.home.checkpoints / "progress",
             "staleness": {},
+            "scored": "digest",
             "optimizer": str(base),
             "progress": None,
         }
@@ -495,14 +496,36 @@ async def test_a_crash_while_waiting_ends_in_the_same_job(
     job = await job_of(store)
     assert (job.status, job.job_id, job.epoch) == ("running", "job-1", 1)
     await asyncio.sleep(0.02)  # the lease of the dead worker runs out
-    other = [row("c", 1.0), row("d", 0.0)]  # the judge scored anew, or dropout chose others
-    work = await work_for(rows=other)
+    work = await work_for()
     update = await update_serverless(work)
-    assert update.trajectory_ids == ("a", "b")  # those that the job trains
+    assert update.trajectory_ids == ("a", "b")
     assert len(service.jobs) == 1
     assert (work.target / "adapter_model.safetensors").exists()
     job = await job_of(store)
     assert (job.status, job.epoch, job.attempt) == ("done", 2, 1)
+
+
+@pytest.mark.parametrize("died", ["waiting", "after the job"])
+async def test_a_window_that_was_scored_again_is_trained_on_its_new_scores(
+    work_for: Work, store: Store, service: ServerlessDouble, died: str
+) -> None:
+    if died == "waiting":
+        gate = service.gates["events"] = Gate()
+        await crashed(await work_for(), gate)
+    else:
+        await update_serverless(await work_for())
+    await asyncio.sleep(0.02)
+    anew = await work_for(rows=[row("a", 0.0), row("c", 1.0)], scored="anew")
+    update = await update_serverless(anew)
+    assert update.trajectory_ids == ("a", "c")
+    assert service.deleted == [1]  # so that the second job starts from the base model
+    rewards = [
+        [t["reward"] for t in job.body["trajectory_groups"][0]["trajectories"]]
+        for job in service.jobs
+    ]
+    assert rewards == [[1.0, 0.0], [0.0, 1.0]]
+    job = await job_of(store)
+    assert (job.status, job.attempt, job.scored) == ("done", 2, "anew")
 
 
 async def test_a_crash_before_the_answer_ends_in_the_checkpoint_of_the_unknown_job(

@@ -43,6 +43,7 @@ async def begun(store: Store, claim: Claim, **changes: Any) -> TrainingJob:
             "trajectory_ids": ("a", "b"),
             "counts": {"calls": 2},
             "excluded": {"greedy": 1},
+            "scored": "digest",
             "deadline_s": 60.0,
             **changes,
         },

@@ -64,6 +64,7 @@ class ServerlessRun:
             job.status == "done"
             and job.model == self._model.id
             and job.parent_version == self._work.parent.policy_version
+            and job.scored == self._work.scored  # a window that failed may be scored again
             and not await jobs.is_superseded(self._store, job)
             and job.step in await self._backend.checkpoints(self._model)
         )
@@ -88,6 +89,9 @@ class ServerlessRun:
                 job, "failed", f"policy {job.parent_version} is no longer the champion"
             )
             return None
+        if job.scored != self._work.scored:
+            await self._close(job, "failed", "the window was scored again")
+            return None
         return await self._pull(job, metrics)
 
     async def _begin(self) -> TrainingJob:
@@ -111,6 +115,7 @@ class ServerlessRun:
             trajectory_ids=window.trajectory_ids,
             counts=window.counts,
             excluded=asdict(window.excluded),
+            scored=self._work.scored,
             deadline_s=self._work.settings.prefect.stage_timeout_s,
         )
         try:

@@ -32,6 +32,7 @@ class TrainInput:
     target: Path
     progress_directory: Path
     staleness: Mapping[int, int]  # policy version → number of updates between it and the parent
+    scored: str  # digest of the scored window
     optimizer: str  # checkpoint whose optimiser goes on: the parent's, or a rejected child's
     progress: Progress | None
     replies: Sequence[PromptReplies] = ()  # sampled for this update (OBJECTIVE=dpo)

@@ -94,6 +94,7 @@ def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
             target=tmp_path / f"child-{recall_chats and recall_chats.stem}",
             progress_directory=tmp_path / "progress",
             staleness={},
+            scored="digest",
             optimizer=str(base),
             progress=None,
         )
