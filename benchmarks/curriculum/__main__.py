@@ -47,6 +47,7 @@ from benchmarks.curriculum.hours import (
     learn,
     look,
     own_update,
+    seats_of,
     taught,
     unseen,
 )
@@ -196,7 +197,8 @@ def _compared(
     cpu_s: float,
     curve: Sequence[object],
 ) -> RunResult:
-    rule, best = best_rule(unseen(LEVELS[key.level], key.last, key.worlds))
+    level = LEVELS[key.level]
+    rule, best = best_rule(unseen(level, key.last, key.worlds), seats_of(level))
     gain, beside = paired_difference(started.pnl, pnl), paired_difference(best.pnl, pnl)
     return RunResult(
         key=key,

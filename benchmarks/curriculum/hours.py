@@ -36,7 +36,7 @@ from babylon.game.market.levels import CurriculumLevel
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import MAX_REPLY_TOKENS, parse_decision
 from babylon.game.market.prompts import render_observation
-from babylon.game.market.scenario import Scenario, make_scenario
+from babylon.game.market.scenario import Rules, Scenario, make_scenario
 from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.payoffs import payoffs
@@ -58,7 +58,10 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hour:
-    """An hour of one seed. Mean P&L in simulator dollars; ``looked``: of the policy after it."""
+    """An hour of one seed. Mean P&L in simulator dollars; ``looked``: of the policy after it.
+
+    ``wealth``: the balances with which the agents begin the next hour, if they keep their wealth.
+    """
 
     level: str
     seed: int
@@ -75,6 +78,7 @@ class Hour:
         FleetPair, ...
     ] = ()  # of the gate: the fleet and the base model in the same worlds
     looked: float | None = None
+    wealth: tuple[float, ...] = ()
 
 
 def worlds_of(level: CurriculumLevel, seed: int, hour: int, count: int) -> list[Scenario]:
@@ -134,14 +138,22 @@ def _draw(seed: int, seat: Seat) -> int:
 
 
 def played(
-    sampler: Sampler, worlds: Sequence[Scenario], seed: int, shared: bool
+    sampler: Sampler,
+    worlds: Sequence[Scenario],
+    seed: int,
+    shared: bool,
+    wealth: Sequence[float] = (),
 ) -> list[Trajectory]:
-    """Play all worlds in lock-step, each by a group of agents."""
+    """Play all worlds in lock-step, each by a group of agents.
+
+    ``wealth``: the agents' opening balances in dollars, world by world; empty: the rules'.
+    """
     names = [f"agent-{number}" for number in range(AGENTS_A_WORLD)]
+    opening = iter(wealth)
     tables: list[list[Seat]] = []
     for world in worlds:
         groups = [names] if shared else [[name] for name in names]
-        tables += [_seated(world, group) for group in groups]
+        tables += [_seated(world, group, opening) for group in groups]
     seats = [seat for table in tables for seat in table]
     calls: dict[int, list[Call]] = {id(seat): [] for seat in seats}
     states: dict[int, list[dict[str, object]]] = {id(seat): [] for seat in seats}
@@ -160,9 +172,19 @@ def played(
     return [_trajectory(seat, calls[id(seat)], states[id(seat)]) for seat in seats]
 
 
-def _seated(world: Scenario, names: Sequence[str]) -> list[Seat]:
+def _seated(world: Scenario, names: Sequence[str], opening: Iterator[float]) -> list[Seat]:
     market = make_market(world)
-    return [market.join(name) for name in names]
+    return [market.join(name, next(opening, None)) for name in names]
+
+
+def wealth_after(rules: Rules, play: Sequence[Trajectory], wealth: Sequence[float]) -> list[float]:
+    """Return the balances with which the agents of an hour begin the next one.
+
+    Those that cannot pay the largest order begin anew.
+    """
+    opening = wealth or [rules.start_balance] * len(play)
+    closing = [before + own.pnl_usd for before, own in zip(opening, play, strict=True)]
+    return [after if after >= rules.max_order else rules.start_balance for after in closing]
 
 
 def _trajectory(
@@ -223,9 +245,12 @@ def taught(
 
     best: dict[str, TrainingRow] = {}
     sampler = Sampler(str(base))
+    wealth: Sequence[float] = ()
     for hour in range(hours):
         worlds = worlds_of(level, seed, hour, agents // AGENTS_A_WORLD)
-        for row in scored(played(sampler, worlds, seed, level.shared)):
+        play = played(sampler, worlds, seed, level.shared, wealth)
+        wealth = wealth_after(level.rules(hour), play, wealth) if level.shared else ()
+        for row in scored(play):
             if row.scenario_id not in best or row.score > best[row.scenario_id].score:
                 best[row.scenario_id] = row
     target = directory / f"sft-{level.name}-{seed}"
@@ -316,7 +341,7 @@ def gated_update(
     budget = EvaluationSettings().scenarios
     worlds = simulated(
         unseen_scenarios("gate", seed, budget, window.level.rules(window.hour)),
-        AGENTS_A_WORLD if window.level.shared else 1,
+        seats_of(window.level),
     )
     old, new = (checkpoint_player(str(path), window.seed) for path in (window.policy, target))
     match = asyncio.run(compare(old, new, worlds))
@@ -339,7 +364,7 @@ def _beside_base(window: Window) -> tuple[FleetPair, ...]:
     changes = [hour.gate for hour in window.before if hour.gate.startswith(CHANGES)]
     if window.level.shared or not changes or changes[-1].startswith(RETURNED):
         return ()
-    worlds = _recorded(window.worlds, window.play, shared=False)
+    worlds = _recorded(window.worlds, window.play)
     return tuple(pairs_of(worlds, checkpoint_player(str(window.base), window.seed)))
 
 
@@ -378,7 +403,8 @@ def learn(
     for number in range(first if policy == base else int(policy.name) + 1, first + hours):
         began = time.process_time()
         worlds = worlds_of(level, seed, number, agents // AGENTS_A_WORLD)
-        play = played(Sampler(str(policy)), worlds, seed, level.shared)
+        wealth = before[-1].wealth if before else ()
+        play = played(Sampler(str(policy)), worlds, seed, level.shared, wealth)
         window = Window(
             level=level,
             hour=number,
@@ -407,6 +433,7 @@ def learn(
             pairs=moved.pairs,
             cpu_s=time.process_time() - began,
             looked=look(level, number, policy).mean_pnl if number in looks else None,
+            wealth=(*wealth_after(level.rules(number), play, wealth),) if level.shared else (),
         )
         with known.open("ab") as lines:
             lines.write(msgspec.json.encode(hour) + b"\n")
@@ -430,11 +457,16 @@ def preferred(
         return Preferences(objective=objective, options=options, words=words)
     if "dpo" not in objective.split("+"):
         return Preferences(objective=objective, options=options)
+    if window.level.shared:
+        raise ValueError(
+            f"objective={objective} plays recorded hours on from the start balance, but agents of"
+            f" level {window.level.name} keep their wealth: choose another level or objective"
+        )
     points = informative(window.rows, asked.prompts)
     found = sample_replies(
         str(window.policy), points, asked.replies, asked.temperature, window.seed
     )
-    recorded = _recorded(window.worlds, window.play, window.level.shared)
+    recorded = _recorded(window.worlds, window.play)
     values = value_replies(recorded, points, [[one.text for one in own] for own in found])
     return Preferences(
         objective=objective,
@@ -457,9 +489,7 @@ def preferred(
     )
 
 
-def _recorded(
-    worlds: Sequence[Scenario], play: Sequence[Trajectory], shared: bool
-) -> list[RecordedScenario]:
+def _recorded(worlds: Sequence[Scenario], play: Sequence[Trajectory]) -> list[RecordedScenario]:
     found = []
     for world in worlds:
         plays = tuple(
@@ -472,8 +502,7 @@ def _recorded(
             for own in play
             if own.scenario_id == world.scenario_id
         )
-        players = tuple(one.agent_id for one in plays) if shared else ()
-        found.append(RecordedScenario(window_id="", scenario=world, plays=plays, players=players))
+        found.append(RecordedScenario(window_id="", scenario=world, plays=plays))
     return found
 
 
@@ -485,12 +514,21 @@ def look(
     *,
     new_words: bool = False,
 ) -> Plays:
-    """Play the level's unseen worlds, which are the same for all policies and seeds."""
+    """Play the level's unseen worlds, which are the same for all policies and seeds.
+
+    The policy has all seats of a shared market, and its results are means over them.
+    """
     from babylon.evaluation.arena.checkpoint_replies import reply_policy
 
     met = unseen(level, hour, worlds)
     met = [reworded(world) for world in met] if new_words else met
-    return play(replies(reply_policy(str(policy))), met)
+    seats = seats_of(level)
+    return play(replies(reply_policy(str(policy))), met, seats=seats, copies=seats)
+
+
+def seats_of(level: CurriculumLevel) -> int:
+    """Return the number of agents in one market."""
+    return AGENTS_A_WORLD if level.shared else 1
 
 
 def unseen(level: CurriculumLevel, hour: int, worlds: int) -> list[Scenario]:

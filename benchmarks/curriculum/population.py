@@ -15,7 +15,7 @@ from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.training.population.evolve import PopulationMember, Rated, evolve
 from babylon.training.population.genes import training_with
-from benchmarks.curriculum.hours import AGENTS_A_WORLD, PREFERENCES, Moved, Window, own_update
+from benchmarks.curriculum.hours import PREFERENCES, Moved, Window, own_update, seats_of
 
 FOUNDERS = (5e-4, 1e-4, 2e-3, 5e-6)  # the demo's rate, two others, and one that learns nothing
 EVOLVE_EVERY, FITNESS_WORLDS = 2, 128
@@ -35,7 +35,7 @@ def population_update(
         own_update(window, training_with(training, one.genes), place, asked)
         for one, place in zip(tried, places, strict=True)
     ]
-    seats = AGENTS_A_WORLD if window.level.shared else 1
+    seats = seats_of(window.level)
     seed = f"curriculum:{window.level.name}:{window.seed}:{window.hour}"
     rules = window.level.rules(window.hour)
     fresh = unseen_scenarios("fitness", seed, FITNESS_WORLDS // seats, rules)

@@ -1,18 +1,31 @@
 """An hour of the curriculum, played, scored and trained by the code of the real stages."""
 
+import shutil
 from math import fsum
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from babylon.core.learning_settings import TrainingSettings
 from babylon.evaluation.arena.fitness import FitnessWorlds, fitness
 from babylon.evaluation.arena.suite import unseen_scenarios
-from babylon.game.market.levels import LEVELS
+from babylon.game.market.levels import LEVELS, CurriculumLevel
+from babylon.game.market.scenario import STARTER
 from babylon.ops.demo import training_recipe
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import population
-from benchmarks.curriculum.hours import Sampler, learn, played, unseen, worlds_of
+from benchmarks.curriculum.hours import (
+    Moved,
+    Sampler,
+    Window,
+    learn,
+    look,
+    played,
+    unseen,
+    wealth_after,
+    worlds_of,
+)
 from benchmarks.curriculum.results import RunKey
 
 
@@ -46,6 +59,35 @@ def test_an_hour_is_played_and_trained(embedded_model: Path, tmp_path: Path) -> 
     assert again == (hour, policy) and (second.hour, newest.name) == (1, "1")
     assert not policy.exists() and newest.exists()
     assert hour.fleet_pnl == pytest.approx(fsum(one.pnl_usd for one in own) / 8)
+
+
+def test_agents_of_a_shared_level_keep_their_wealth(embedded_model: Path, tmp_path: Path) -> None:
+    level = CurriculumLevel(name="shared", lesson="", regimes=(STARTER,), shared=True)
+    met: list[Window] = []
+
+    def copied(window: Window, _: TrainingSettings, target: Path) -> Moved:
+        met.append(window)
+        shutil.copytree(window.policy, target)
+        return Moved()
+
+    place = {"seed": 0, "agents": 8, "looks": (), "directory": tmp_path, "update": copied}
+    [*learn(level, embedded_model, TrainingSettings(), hours=1, **place)]
+    [(first, _), (second, _)] = learn(level, embedded_model, TrainingSettings(), hours=2, **place)
+    assert first.wealth == pytest.approx([1000 + own.pnl_usd for own in met[0].play])
+    assert min(first.wealth) < 1000
+    for opening, own in zip(first.wealth, met[1].play, strict=True):
+        assert f"${opening:.0f}" in own.calls[0].messages[-1]["content"]
+    assert sum(second.wealth) == pytest.approx(
+        sum(first.wealth) + sum(own.pnl_usd for own in met[1].play)
+    )
+    ruined = msgspec.structs.replace(met[0].play[0], pnl_usd=-900.0)
+    assert wealth_after(STARTER, [ruined], ()) == [1000]  # it cannot pay the largest order
+
+
+def test_a_shared_level_is_looked_at_with_all_seats(embedded_model: Path) -> None:
+    level = CurriculumLevel(name="shared", lesson="", regimes=(STARTER,), shared=True)
+    own = look(level, 0, embedded_model, 2)
+    assert own.decisions.total() == 2 * 8 * STARTER.ticks and own.pnl.shape == (2,)
 
 
 def test_the_fittest_of_a_population_goes_on(

@@ -20,9 +20,9 @@ below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no es
 A veto needs the interval at 99 %. Its error is that of independent scenarios, because agents of one
 market rise and fall together, or that of independent plays if it is larger. To it comes what no
 scenario showed: an outcome that n scenarios miss once in a hundred times has a probability of
-``log(100) / n`` (the rule of three at 99 %; Hanley and Lippman-Hand 1983, "If nothing goes wrong, is
-everything all right?"). It may be worth S to the share of the play that the challenger would change.
-Without this, rare wins that pay for usual losses were a loss wherever they had not been seen.
+``log(100) / n`` (the rule of three at 99 %; Hanley and Lippman-Hand 1983, "If nothing goes wrong,
+is everything all right?"). It may be worth S to the share of the play that the challenger would
+change. Without this, rare wins that pay for usual losses were a loss wherever none had been seen.
 
 A promotion needs more, because weights have long tails: betting
 (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the plain weight

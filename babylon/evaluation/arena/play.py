@@ -238,9 +238,12 @@ def result_of(plays: Plays) -> PlayerResult:
     )
 
 
-def best_rule(worlds: Sequence[Scenario]) -> tuple[str, Plays]:
-    """Return the scripted rule that earns most in these worlds, and its play."""
-    plays = {name: play(scripted(rule), worlds) for name, rule in RULES.items()}
+def best_rule(worlds: Sequence[Scenario], seats: int = 1) -> tuple[str, Plays]:
+    """Return the scripted rule that earns most in these worlds on all seats, and its play."""
+    plays = {
+        name: play(scripted(rule), worlds, seats=seats, copies=seats)
+        for name, rule in RULES.items()
+    }
     name = max(plays, key=lambda name: plays[name].mean_pnl)
     return name, plays[name]
 

@@ -94,13 +94,20 @@ class Outcome:
 
 @dataclass(slots=True)
 class Account:
-    """A player's balance in dollars, holdings, perp positions and history of outcomes."""
+    """A player's balance in dollars, holdings, perp positions and history of outcomes.
+
+    ``opening``: the balance with which it began, from which the P&L counts.
+    """
 
     name: str
     balance: float
+    opening: float = field(init=False)
     holdings: dict[tuple[str, Side], Holding] = field(default_factory=dict)
     positions: dict[tuple[str, Direction], Position] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.opening = self.balance
 
     @property
     def cash(self) -> float:

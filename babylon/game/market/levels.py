@@ -15,7 +15,7 @@ _TWELVE = Rules(markets=2, ticks=12, max_order=75.0, spread=True)
 class CurriculumLevel:
     """Rules by hour. Regimes follow each other, each for ``hours`` hours, and begin again.
 
-    ``shared``: the agents of a world share one market.
+    ``shared``: the agents of a world share one market, and each keeps its wealth from hour to hour.
     """
 
     name: str
@@ -53,7 +53,12 @@ LEVELS = {
             ),
         ),
         CurriculumLevel(name="L3", lesson="the full hour", regimes=(HOUR,)),
-        CurriculumLevel(name="L4", lesson="the full hour, shared", regimes=(HOUR,), shared=True),
+        CurriculumLevel(
+            name="L4",
+            lesson="the full hour, shared, with wealth carried over",
+            regimes=(HOUR,),
+            shared=True,
+        ),
         CurriculumLevel(
             name="L5",
             lesson="regimes that switch: reliability, fees, noise",

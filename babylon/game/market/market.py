@@ -64,15 +64,16 @@ class Market:
         cash = sum(account.cash for account in self.accounts.values())
         return cash + self.exchange.balance + self.predictions.collateral
 
-    def join(self, name: str) -> "Seat":
-        """Open an account with the start balance.
+    def join(self, name: str, balance: float | None = None) -> "Seat":
+        """Open an account with a balance in dollars, by default the rules' start balance.
 
         Raises:
             ValueError: An account of that name exists.
         """
         if name in self.accounts:
             raise ValueError(f"{name!r} already has an account: give each player another name")
-        account = self.accounts[name] = Account(name, self.rules.start_balance)
+        opening = self.rules.start_balance if balance is None else balance
+        account = self.accounts[name] = Account(name, opening)
         return Seat(self, account)
 
     def step(self, decisions: Mapping[str, Decision]) -> dict[str, Outcome]:
@@ -228,7 +229,7 @@ class Seat:
 
     @property
     def pnl(self) -> float:
-        return self.equity - self.scenario.rules.start_balance
+        return self.equity - self.account.opening
 
     def won(self, outcome: Outcome) -> bool | None:
         """Return whether a trade paid off.
