@@ -3,6 +3,7 @@
 import shutil
 from math import fsum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -70,13 +71,19 @@ def test_agents_of_a_shared_level_keep_their_wealth(embedded_model: Path, tmp_pa
         shutil.copytree(window.policy, target)
         return Moved()
 
-    place = {"seed": 0, "agents": 8, "looks": (), "directory": tmp_path, "update": copied}
+    place: dict[str, Any] = {
+        "seed": 0,
+        "agents": 8,
+        "looks": (),
+        "directory": tmp_path,
+        "update": copied,
+    }
     [*learn(level, embedded_model, TrainingSettings(), hours=1, **place)]
     [(first, _), (second, _)] = learn(level, embedded_model, TrainingSettings(), hours=2, **place)
     assert first.wealth == pytest.approx([1000 + own.pnl_usd for own in met[0].play])
     assert min(first.wealth) < 1000
     for opening, own in zip(first.wealth, met[1].play, strict=True):
-        assert f"${opening:.0f}" in own.calls[0].messages[-1]["content"]
+        assert f"${opening:.0f}" in str(own.calls[0].messages[-1]["content"])
     assert sum(second.wealth) == pytest.approx(
         sum(first.wealth) + sum(own.pnl_usd for own in met[1].play)
     )
