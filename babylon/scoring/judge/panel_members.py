@@ -27,12 +27,12 @@ def panel_members(judge: JudgeSettings) -> list[JudgeSettings]:
 def _member(judge: JudgeSettings, entry: str) -> JudgeSettings:
     if "/" in entry and (path := Path(entry).expanduser()).is_dir():
         return judge.model_copy(update={"model": None, "model_path": path})
-    name, priced, prices = entry.partition("=")
+    name, _, prices = entry.rpartition("=")
     found = _PRICES.fullmatch(prices)
-    model, at, url = name.partition("@http")
-    if priced and not found:  # the URL may hold a key
+    model, at, url = (name if found else entry).partition("@http")
+    if "=" in model:  # one in a URL belongs to the URL, which may hold a key
         raise ConfigError(
-            f"JUDGE_PANEL: {model!r} has no prices after '=': write US dollars per million prompt"
+            f"JUDGE_PANEL: {model.partition('=')[0]!r} has no prices after '=': write US dollars per million prompt"
             " and completion tokens, as in gpt-5-nano=0.05/0.4"
         )
     prompt_usd, completion_usd = map(float, found.groups()) if found else (0.0, 0.0)

@@ -118,7 +118,8 @@ def vllm_service(
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
         *(sys.executable, "-P", "-m", "babylon.serving.vllm.process_group"),
-        *("env", f"PYTHONPATH={Path(guard.__file__).parent}"),
+        # A safe path: a file of the working directory must not stand for a module of vLLM's.
+        *("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={Path(guard.__file__).parent}"),
         *(serving.vllm_python, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", base, "--served-model-name", name),
         *(("--middleware", "babylon_turns.TakesTurns") if turns else ()),

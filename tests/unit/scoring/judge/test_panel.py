@@ -144,6 +144,13 @@ def test_each_member_of_a_panel_has_its_own_prices():
     assert prices == [(1.0, 4.0), (0.05, 0.4), (2.0, 8.0), (0.0, 0.0)]
 
 
+def test_an_address_in_a_panel_may_hold_an_equals_sign():
+    panel = "a@http://host/v1?version=2=2/8,b@http://host/v1?version=2"
+    _, priced, free = panel_members(JudgeSettings(model="first", panel=panel))
+    assert {priced.base_url, free.base_url} == {"http://host/v1?version=2"}
+    assert (priced.prompt_usd, free.prompt_usd) == (2.0, 0.0)
+
+
 @pytest.mark.parametrize("prices", ["", "1", "1/x", "-1/2", "1/2/3"])
 def test_prices_that_cannot_be_read_are_named(prices):
     with pytest.raises(ConfigError, match="no prices after '='"):
