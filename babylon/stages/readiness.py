@@ -209,7 +209,7 @@ class _Subject:
             yield f"belongs to a recipe: train --window {self.window_id} goes on with it"
 
     def _rest(self, clock: Clock) -> str:
-        """Return how long a failed window is not tried again; empty if it is not resting."""
+        """Return how long a window that failed or was skipped rests; empty if it does not."""
         row = self.row
         if row is None or row.leased:
             return ""
@@ -232,7 +232,7 @@ class _Subject:
             return
         if row is None or row.state != WindowState.SKIPPED:
             return
-        # The judge refuses some of the rows that pass the checks.
+        # The scorer refuses some of the rows that pass the checks.
         refused = row.metrics.get("judge_rejected", 0)
         if self.eligible == row.metrics.get("eligible", -1) + refused:
             yield f"{row.reason}; nothing was played since (train --window tries it again)"

@@ -72,6 +72,8 @@ async def score_window(store: Store, settings: Settings, thinned: Thinned) -> Sc
         ),
         stage="scored",
     )
+    if rejections:
+        context.metrics["rejected"] = len(rejections)
     if thinned.saved_judge_tokens:
         context.metrics["saved_tokens"] = thinned.saved_judge_tokens
     if settings.scoring.write_back:

@@ -21,6 +21,7 @@ from babylon.core.types import Claim, Scored
 from babylon.core.windows import (
     DONE,
     IN_WORK,
+    MAX_ATTEMPTS,
     TRANSITIONS,
     Window,
     WindowState,
@@ -35,6 +36,7 @@ _COLUMNS = (
     " coalesce(lease_until > now(), false) AS leased, attempts, retry_at, batch_id, reason,"
     " metrics, scored, updated_at"
 )
+MOST_SKIPS = MAX_ATTEMPTS // 2  # count as attempts: a skip gives up no window, and rests four hours
 LEAST_RENEWAL_S = 1.0  # a busy process answers late, though its database answers at once
 # States in which work is left, so that the worker keeps its lease.
 _ACTIVE = IN_WORK | {WindowState.TRAINED}
@@ -227,8 +229,8 @@ async def release(
 async def change_state(connection: Connection, claim: Claim, state: WindowState) -> None:
     """Change the state inside the caller's guarded transaction.
 
-    A failure sets the time of the next attempt. Every other end of a claim, and a commit, resets
-    the number of attempts.
+    A failure and a skip set the time of the next attempt. Every other end of a claim, and a commit,
+    resets the number of attempts.
 
     Raises:
         WindowError: the present state does not allow this one.
@@ -239,17 +241,20 @@ async def change_state(connection: Connection, claim: Claim, state: WindowState)
             f"window {claim.window_id} is {current}: it cannot become {state}; see"
             " `babylon windows list`"
         )
-    failed = state == WindowState.FAILED
+    skipped = state == WindowState.SKIPPED
+    if skipped:
+        attempts = min(attempts, MOST_SKIPS)
+    elif state != WindowState.FAILED and state not in IN_WORK:
+        attempts = 0
     await connection.execute(
         "UPDATE babylon.windows SET state = $2, updated_at = now(),"
         " lease_until = CASE WHEN $3 THEN lease_until END,"
-        " attempts = CASE WHEN $4 THEN attempts ELSE 0 END, retry_at = now() + $5"
-        " WHERE window_id = $1",
+        " attempts = $4, retry_at = now() + $5 WHERE window_id = $1",
         claim.window_id,
         state,
         state in _ACTIVE,
-        failed or state in IN_WORK,
-        backoff(attempts) if failed else None,
+        attempts,
+        backoff(attempts) if skipped or state == WindowState.FAILED else None,
     )
 
 

@@ -34,7 +34,7 @@ from babylon.store.late import admit_late, note_late, store_collected
 from babylon.store.policies import commit_policy, ensure_base, next_batch
 from babylon.store.releases import supersede
 from babylon.store.routes import commit_route
-from babylon.store.windows import claim_window, list_windows, release, set_state
+from babylon.store.windows import MOST_SKIPS, claim_window, list_windows, release, set_state
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 FIRST = Window(START)
@@ -388,7 +388,9 @@ class Machine(RuleBasedStateMachine):
         known.state = state
         if state not in IN_WORK | {WindowState.TRAINED}:
             known.owner = None
-        if state not in IN_WORK | {WindowState.FAILED}:
+        if state == WindowState.SKIPPED:
+            known.attempts = min(known.attempts, MOST_SKIPS)
+        elif state not in IN_WORK | {WindowState.FAILED}:
             known.attempts = 0
         return True
 

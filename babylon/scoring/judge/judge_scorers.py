@@ -84,7 +84,6 @@ async def ruler(
         except BudgetSpentError as spent:
             return [*await _by_heuristic(trajectories, context, spent)]
     await _report(context, judgments.level, model=model, reliability=judgments.reliability)
-    context.metrics["rejected"] = len(judgments.rejected)
     bought = (judgments.requests, judgments.tokens, judgments.usd)
     text = "window %s judged (%s): %d requests, %d tokens, $%.4f bought now"
     log.info(text, context.window_id, judgments.level, *bought)

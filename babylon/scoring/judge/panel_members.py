@@ -32,8 +32,8 @@ def _member(judge: JudgeSettings, entry: str) -> JudgeSettings:
     model, at, url = (name if found else entry).partition("@http")
     if "=" in model:  # one in a URL belongs to the URL, which may hold a key
         raise ConfigError(
-            f"JUDGE_PANEL: {model.partition('=')[0]!r} has no prices after '=': write US dollars per million prompt"
-            " and completion tokens, as in gpt-5-nano=0.05/0.4"
+            f"JUDGE_PANEL: {model.partition('=')[0]!r} has no prices after '=': write US dollars"
+            " per million prompt and completion tokens, as in gpt-5-nano=0.05/0.4"
         )
     prompt_usd, completion_usd = map(float, found.groups()) if found else (0.0, 0.0)
     changes: dict[str, object] = {
