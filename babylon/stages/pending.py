@@ -105,7 +105,7 @@ async def _waiting(
 ) -> list[tuple[Window, WindowState]]:
     _checked(windows.recipe)
     await note_late(store, window_at(since, windows.minutes).start, until)
-    checked = CheckedRows(quality)
+    checked = CheckedRows(quality, store.home)
     reports = await window_reports(store, windows, checked, since=since, until=until, clock=clock)
     ours = [report for report in reports if report.minutes == windows.minutes]
     if windows.recipe:

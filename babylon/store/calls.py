@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from operator import attrgetter
 from types import NoneType
 from typing import Any
@@ -171,12 +171,14 @@ async def wait_until_recorded(
 ) -> None:
     """Wait until every call that a gateway answered before ``moment`` (now) is stored.
 
+    Times are by the database's clock.
     Gateways that have been silent for ``silent_s`` are not waited for.
 
     Raises:
         ServingError: gateways still hold calls after the timeout; the message names them.
     """
-    moment, deadline = moment or datetime.now(UTC), time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
+    moment = moment or await store.pool.fetchval("SELECT clock_timestamp()")
     while True:
         await store.pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ARE_CALLS_RECORDED)
         await asyncio.sleep(_POLL_S)

@@ -32,7 +32,8 @@ class GatewayRow:
         in_flight: each version that answers calls now → its calls that a route sent there. Calls
             that ask for the version by name do not count, so the number may be 0.
         proposals_read: the newest proposal that it knew when it wrote this row.
-        recorded_until: every call that it answered before this time is in ``babylon.calls``.
+        recorded_until: every call that it answered before this time, by the database's clock, is
+            in ``babylon.calls``.
         quarantined: why deployments do not wait for it; the gateway itself does not write it.
     """
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from typing import NoReturn
 
 from babylon.core.errors import ModelError
@@ -184,6 +185,9 @@ class RouteFollower:
         route = self._table.route
         if route is None:
             return
+        # By the database's clock, and read before the recorder: a call in between is not counted.
+        now: datetime = await self._store.pool.fetchval("SELECT clock_timestamp()")
+        behind = self._recorder.behind
         self._announced_in_flight = {str(v): self._table.routed[v] for v in self._table.in_flight}
         await announce_gateway(
             self._store,
@@ -196,7 +200,7 @@ class RouteFollower:
                 in_flight=self._announced_in_flight,
                 proposals_read=self._proposals_read,
                 problem=self._table.readiness.unavailable or self.problem,
-                recorded_until=self._recorder.recorded_until,
+                recorded_until=None if behind is None else now - behind,
             ),
             self._probe_key,  # each time: another gateway may have removed the row, and it
         )

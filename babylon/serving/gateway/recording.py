@@ -7,11 +7,12 @@ training would never see; ``available`` serves them and records the gap.
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -48,10 +49,13 @@ class CallRecorder:
         self._prepared = self._threads.submit(Segment.create, directory)
 
     @property
-    def recorded_until(self) -> datetime | None:
-        """Every call answered before this time is in the database."""
-        idle = not self._unwritten and self._shipper.idle
-        return datetime.now(UTC) if idle else self._shipper.shipped_until
+    def behind(self) -> timedelta | None:
+        """Every call answered longer ago is in the database; ``None`` if that is not known."""
+        if self._shipper.shipped_until is None:
+            return None
+        if not self._unwritten and self._shipper.idle:
+            return timedelta(0)
+        return timedelta(seconds=time.monotonic() - self._shipper.shipped_until)
 
     def admit(self, key_id: str, agent_id: str | None, unit: str) -> bool:
         """Return whether a call will be recorded, before it is sampled.

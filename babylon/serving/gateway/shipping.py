@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,12 +33,12 @@ RETRY_S, LONGEST_RETRY_S = 0.25, 4.0
 class Shipper:
     """Owns the segments from creation to removal.
 
-    ``shipped_until``: every call answered before it is in the database; ``None`` until the first
-    success. ``gap``: a recording gap that is not in the database yet.
+    ``shipped_until``: every call answered before it is in the database, by ``time.monotonic``;
+    ``None`` until the first success. ``gap``: a recording gap that is not in the database yet.
     """
 
     def __init__(self, store: Store, directory: Path) -> None:
-        self.shipped_until: datetime | None = None
+        self.shipped_until: float | None = None
         self.gap: RecordingGap | None = None
         self.shipped_calls = 0
         self._store, self._directory = store, directory
@@ -88,10 +87,10 @@ class Shipper:
             One of ``UNREACHABLE``: some calls stay on the disk.
         """
         self._due.clear()
-        begun = datetime.now(UTC)
-        if (now := time.monotonic()) >= self._look_at:
+        begun = time.monotonic()
+        if begun >= self._look_at:
             self._segments[:0] = abandoned(self._directory)
-            self._look_at = now + LOOK_S
+            self._look_at = begun + LOOK_S
         for segment in list(self._segments):
             await self._ship(segment)
         if gap := self.gap:
