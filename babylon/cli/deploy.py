@@ -47,7 +47,10 @@ app.command()(analyse)
 def replace(
     version: Version, reason: Reason = "by hand", force: Force = False, json: Json = False
 ) -> None:
-    """Send every agent to one policy, without a dropped request. Ends an experiment that runs."""
+    """Send every agent to one policy, without a dropped request.
+
+    While an experiment runs, only its challenger can be sent, which ends it.
+    """
 
     async def put_in_force(store: "Store") -> "Change":
         from babylon.deployment.change import ChangeRequest, checks_under

@@ -104,7 +104,10 @@ def rotate(
     ] = 24.0,
     json: Json = False,
 ) -> None:
-    """Give a key another secret and print it. Its trajectories, limits and rules stay its own."""
+    """Give a key another secret and print it. Its trajectories, limits and rules stay its own.
+
+    A revoked key is in force again.
+    """
     from babylon.store.api_keys import rotate_key
 
     overlap = timedelta(hours=overlap_hours)

@@ -10,7 +10,7 @@ from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import MAX_HOURS, Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.windows import parse_bound, parse_window_id
+from babylon.core.windows import parse_bound
 
 app = typer.Typer(help="Recorded windows and whether they can be trained.", no_args_is_help=True)
 Lookback = Annotated[
@@ -193,10 +193,10 @@ def retry(
     json: Json = False,
 ) -> None:
     """Try a failed or skipped window again in the next run."""
-    from babylon.store.by_hand import retry_window
+    from babylon.store.by_hand import named_window, retry_window
 
     settings = load_settings()
-    named = parse_window_id(window, settings.windows.minutes)
+    named = with_store(settings, named_window, window, settings.windows.minutes)
     with_store(settings, retry_window, named, user_name())
     done = "the next run may train it; `babylon train --window` does now"
     show_values({"window_id": window, "retry": done}, json)
@@ -209,10 +209,10 @@ def skip(
     json: Json = False,
 ) -> None:
     """Leave a window alone: no run chooses it by itself."""
-    from babylon.store.by_hand import skip_window
+    from babylon.store.by_hand import named_window, skip_window
 
     settings = load_settings()
-    named = parse_window_id(window, settings.windows.minutes)
+    named = with_store(settings, named_window, window, settings.windows.minutes)
     with_store(settings, skip_window, named, user_name(), reason)
     show_values({"window_id": window, "skipped": reason}, json)
 

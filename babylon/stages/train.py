@@ -11,7 +11,7 @@ from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
 from babylon.stages.siblings import make_update
 from babylon.stages.update_sources import optimizer_of, staleness_of
-from babylon.store.connection import Store
+from babylon.store.connection import Store, guarded
 from babylon.store.policies import (
     Policy,
     champion,
@@ -49,6 +49,8 @@ async def train_window(
     claim = scored.claim
     if committed := await policy_of_window(store, claim.window_id):
         return trained_from(store, claim, committed)  # the answer to an earlier commit was lost
+    async with guarded(store, claim):  # a run whose parent died must not keep a GPU from the next
+        pass
     parent = await ensure_champion(store, settings.home, settings.model, settings.seed)
     rows = await asyncio.to_thread(training_rows, settings.home, scored.artifact)
     work = TrainInput(

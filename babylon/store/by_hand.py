@@ -1,8 +1,19 @@
 """An operator's word on one window: try it again, or leave it alone."""
 
 from babylon.core.errors import WindowError
-from babylon.core.windows import DONE, MAX_ATTEMPTS, Window, WindowState
-from babylon.store.connection import Connection, Store
+from babylon.core.windows import DONE, MAX_ATTEMPTS, Window, WindowState, parse_window_id
+from babylon.store.connection import Connection, Store, clock_of
+from babylon.store.windows import get_window
+
+
+async def named_window(store: Store, window_id: str, minutes: int) -> Window:
+    """Return the window of an id: of its own length, or of ``minutes`` if nobody ever claimed it.
+
+    Raises:
+        WindowError: no window of that length has this id.
+    """
+    row = await get_window(store, window_id)
+    return parse_window_id(window_id, row.minutes if row else minutes)
 
 
 async def retry_window(store: Store, window: Window, author: str) -> None:
@@ -31,10 +42,12 @@ async def skip_window(store: Store, window: Window, author: str, reason: str) ->
     """Leave a window alone: no run chooses it by itself, whatever is played in it.
 
     Raises:
-        WindowError: a run holds it, it is done, its policy is committed, or it is a recipe that
-            nobody tried.
+        WindowError: a run holds it, it is done, its policy is committed, it begins in the future,
+            or it is a recipe that nobody tried.
     """
     async with store.pool.acquire() as connection, connection.transaction():
+        if window.start > (await clock_of(connection)).now:
+            raise WindowError(f"window {window.key} begins in the future: nothing can skip it yet")
         if not window.recipe:
             await connection.execute(
                 "INSERT INTO babylon.windows (window_id, minutes) VALUES ($1, $2)"

@@ -180,6 +180,7 @@ async def wait_until_recorded(
     deadline = time.monotonic() + timeout_s
     moment = moment or await store.pool.fetchval("SELECT clock_timestamp()")
     while True:
+        # Asked, gateways say at once what is recorded. By themselves they say it every few seconds.
         await store.pool.execute("SELECT pg_notify($1, $2)", CHANNEL, ARE_CALLS_RECORDED)
         await asyncio.sleep(_POLL_S)
         late = [

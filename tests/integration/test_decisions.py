@@ -21,7 +21,7 @@ from babylon.stages.pending import pending_windows, window_to_train
 from babylon.store import Store
 from babylon.store.approvals import answer_approval, ask_approval, get_approval, open_approvals
 from babylon.store.attempts import list_attempts
-from babylon.store.by_hand import retry_window, skip_window
+from babylon.store.by_hand import named_window, retry_window, skip_window
 from babylon.store.holds import end_hold, hold, running_hold
 from babylon.store.policies import ensure_base
 from babylon.store.releases import supersede
@@ -173,6 +173,18 @@ async def test_a_recipe_that_nobody_tried_is_not_skipped(store: Store) -> None:
     with pytest.raises(WindowError, match=r"\+again, and no run chooses a recipe by itself"):
         await skip_window(store, recipe, "alice", "not now")
     assert await get_window(store, recipe.key) is None
+
+
+async def test_windows_are_named_by_their_own_length_and_none_of_the_future_is_skipped(
+    store: Store,
+) -> None:
+    quarter = parse_window_id("2025-11-14T09:15", 15)
+    with pytest.raises(WindowError, match="no 60-minute window starts at"):
+        await named_window(store, quarter.id, 60)
+    await claim_window(store, quarter, owner="one", lease_s=0)
+    assert await named_window(store, quarter.id, 60) == quarter
+    with pytest.raises(WindowError, match="2062-01-01T00:00 begins in the future"):
+        await skip_window(store, parse_window_id("2062-01-01T00:00"), "alice", "a slip")
 
 
 async def test_a_worker_that_slept_does_not_take_a_skip_back(store: Store) -> None:

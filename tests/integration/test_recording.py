@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import asyncpg
@@ -15,7 +16,7 @@ import pytest
 
 from babylon.core.home import Home
 from babylon.core.settings import RecordingPolicy, Settings
-from babylon.serving.gateway import recording, segments, shipping
+from babylon.serving.gateway import follower, recording, segments, shipping
 from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record, framed
 from babylon.serving.gateway.shipping import Shipper
@@ -229,3 +230,23 @@ async def test_without_a_disk_answers_may_go_unrecorded_and_the_gap_is_on_record
     (gap,) = await gateway.store.pool.fetch("SELECT * FROM babylon.recording_gaps")
     assert gap["calls"] >= 3 and gap["began_at"] < gap["ended_at"]
     assert str(settings.home.recording) in gap["reason"]
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+async def test_a_gateway_whose_clock_is_wrong_says_what_is_recorded_by_the_databases(
+    store: Store, settings: Settings, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Wrong":
+            return super().now(tz) + timedelta(hours=hours)
+
+    for module in (recording, shipping, follower):
+        monkeypatch.setattr(module, "datetime", Wrong, raising=False)
+    async with canned_gateway(store, settings, Upstream()) as gateway, gateway.client() as client:
+        await client.chat.completions.create(**ASKED)
+        assert len(await gateway.rows()) == 1  # it waits until the call is recorded
+        late = await store.pool.fetchval(
+            "SELECT now() - recorded_until FROM babylon.gateways WHERE recorded_until <= now()"
+        )
+        assert late is not None and late < timedelta(hours=1)

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from babylon.cli import model
 from babylon.core.artifacts import write_artifact
-from babylon.core.errors import WindowNotReadyError
+from babylon.core.errors import FencedError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.core.types import Claim, Scored
@@ -376,6 +376,16 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     ]
     assert weights[0] == weights[1]
     assert not list(settings.home.progress.rglob(PROGRESS_FILE))
+
+
+async def test_a_run_that_was_fenced_before_it_began_computes_nothing(
+    store: Store, quick: Settings, base: Path
+) -> None:
+    orphan = await scored(store, quick, 9, rows(base, version=0))
+    await claim_window(store, parse_window_id(orphan.claim.window_id), owner="next", lease_s=60)
+    with pytest.raises(FencedError, match="epoch 2 took it over"):
+        await train_window(store, quick, orphan)
+    assert not list(quick.home.progress.rglob("*"))
 
 
 async def test_a_fenced_workers_progress_touches_no_other(store: Store, quick: Settings) -> None:
