@@ -12,6 +12,7 @@ from babylon.core.windows import Window
 from babylon.store.connection import Connection, Store
 from babylon.store.session import Pool
 
+ROW_BYTES = 2**10  # what a step costs in memory, however small it is
 _FORGET_AFTER = "1 day"  # a conversation that rests longer begins a new trajectory
 
 
@@ -131,6 +132,29 @@ async def read_steps(connection: Connection, trajectory_id: str) -> list[tuple[d
     ]
 
 
+async def stored_bytes(connection: Connection, trajectory_id: str) -> int:
+    """Return the size of a trajectory's steps and spans. Each counts ``ROW_BYTES`` more."""
+    size: int = await connection.fetchval(_STORED, trajectory_id, ROW_BYTES)
+    return size
+
+
+async def recorded_ids(
+    connection: Connection, play: StoredPlay, call_ids: Collection[str]
+) -> set[str]:
+    """Return those of the ids that are recorded calls of the trajectory's key."""
+    rows = await connection.fetch(
+        "SELECT call_id FROM babylon.calls WHERE call_id = ANY($1::text[]) AND key_id = $2",
+        *(list(call_ids), play.key_id),
+    )
+    return {row["call_id"] for row in rows}
+
+
+async def prompt_bytes(connection: Connection, play: StoredPlay, call_ids: Sequence[str]) -> int:
+    """Return the size of the prompts that ``played_calls`` would read."""
+    size: int = await connection.fetchval(_PROMPTS, play.trajectory_id, play.key_id, list(call_ids))
+    return size
+
+
 async def played_calls(
     connection: Connection, play: StoredPlay, call_ids: Sequence[str]
 ) -> list[PlayedCall]:
@@ -209,10 +233,24 @@ ON CONFLICT (trajectory_id) DO UPDATE SET key_id = known.key_id
 RETURNING trajectory_id, key_id
 """
 
+# Postgres knows the length of a long text without reading it.
+_STORED = """
+SELECT coalesce(sum(size), 0)::bigint FROM (
+    SELECT octet_length(step) + $2::integer AS size FROM babylon.play_steps
+    WHERE trajectory_id = $1
+    UNION ALL
+    SELECT octet_length(span) + $2::integer FROM babylon.play_spans
+    WHERE trajectory_id = $1 AND span IS NOT NULL
+) AS stored
+"""
+
+_OF_PLAY = "(trajectory_id = $1 OR call_id = ANY($3::text[])) AND key_id = $2"
+_PROMPTS = f"""
+SELECT coalesce(sum(octet_length(messages)), 0)::bigint FROM babylon.calls WHERE {_OF_PLAY}
+"""
 _CALLS = f"""
 SELECT {", ".join(field.name for field in fields(PlayedCall))} FROM babylon.calls
-WHERE (trajectory_id = $1 OR call_id = ANY($3::text[])) AND key_id = $2
-ORDER BY started_at, call_id
+WHERE {_OF_PLAY} ORDER BY started_at, call_id
 """
 
 # Only what was said of a call where it was: any key may name the call in feedback of its own.

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -416,6 +417,56 @@ async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or
     (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
     assert row["episodeLength"] == (2 if answers[1].status_code == 200 else 1)
     assert await stack.store.pool.fetchval("SELECT count(*) FROM babylon.play_steps") == 0
+
+
+async def test_a_trajectory_takes_steps_up_to_a_limit_and_is_finished_with_what_it_took(
+    stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 5000)
+    large = [step("t", number, state={"seen": "x" * 1000}) for number in range(3)]
+    await agent.ok({"type": "start", "trajectory_id": "t", "at": at(0)}, *large[:2])
+    (refused,) = (await agent.send(large[2])).json()["results"]
+    assert refused["status"] == 413 and refused["code"] == "too_large"
+    assert "bytes of steps and spans, of at most 5000" in refused["error"]
+    (again,) = await agent.ok(large[1])
+    assert again["repeated"]
+    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 2**12)  # each counts with its row
+    small = [step("small", number) for number in range(4)]
+    answer = await agent.send({"type": "start", "trajectory_id": "small", "at": at(0)}, *small)
+    assert [one["status"] for one in answer.json()["results"]] == [200, 200, 200, 200, 413]
+    await agent.ok({"type": "finish", "trajectory_id": "t"})
+    (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
+    assert row["episodeLength"] == 2
+
+
+async def test_a_finish_whose_calls_have_too_long_prompts_is_refused_before_they_are_read(
+    agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "MAX_PROMPT_BYTES", 10)
+    await agent.chat("t")
+    answer = await agent.send({"type": "finish", "trajectory_id": "t"})
+    assert answer.status_code == 413 and "bytes of prompts, of at most 10" in answer.text
+
+
+async def test_a_finish_reads_steps_and_builds_the_row_in_threads(
+    agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    for name in ("_call_ids", "add_steps", "finished_row"):
+        work = getattr(handler, name)
+
+        def noted(*args: Any, work: Any = work) -> Any:
+            threads.append(threading.current_thread())
+            return work(*args)
+
+        monkeypatch.setattr(handler, name, noted)
+    call = (await agent.chat("t")).parse().id
+    await agent.ok(
+        {"type": "start", "trajectory_id": "t", "at": at(0)},
+        step("t", 0, calls=[call, {"messages": [{"role": "user"}], "response": "!"}]),
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    assert len(threads) == 3 and threading.main_thread() not in threads
 
 
 async def test_a_price_of_one_time_replaces_the_one_before(stack: Stack, agent: Player) -> None:

@@ -19,6 +19,7 @@ from opentelemetry.trace import Status, StatusCode
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.serving.gateway.auth import Principal
+from babylon.serving.gateway.play import handler
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.telemetry import receiver
 from babylon.store import Store
@@ -220,6 +221,21 @@ async def test_bad_spans_are_rejected_by_number_and_cost_no_other(
     )
     told = ExportTraceServiceResponse.FromString(protobuf.content).partial_success
     assert told.rejected_spans == 1 and "is finished: begin another" in told.error_message
+
+
+async def test_spans_that_exceed_the_size_of_a_trajectory_are_rejected(
+    stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 3000)
+    about = {"gen_ai.conversation.id": "long"}
+    first, second = Traced(START), Traced(START)
+    first.span("chat", chat("a", "b", **about))
+    second.span("chat", chat("a" * 2000, "b", **about))
+    for traced, rejected in ((first, None), (second, "1"), (first, None)):
+        answer = await agent.http.post("/v1/traces", json=otlp_json(traced))
+        told = answer.json().get("partialSuccess", {})
+        assert told.get("rejectedSpans") == rejected
+        assert rejected is None or "of at most 3000" in told["errorMessage"]
 
 
 def otlp_json(traced: Traced) -> dict[str, Any]:

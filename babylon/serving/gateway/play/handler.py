@@ -4,13 +4,15 @@ Each event is one transaction and may be repeated. All state is in Postgres, so 
 any event.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
 from babylon.core.errors import (
@@ -23,7 +25,7 @@ from babylon.core.errors import (
 from babylon.core.text import storable, storable_json
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, window_at
 from babylon.recorder import MarketOutcomesTracker
-from babylon.recorder.trajectory import encode_step, insert_trajectory
+from babylon.recorder.trajectory import OpenTrajectory, Row, encode_step, insert_trajectory
 from babylon.serving.gateway.auth import Principal
 from babylon.serving.gateway.play.assemble import (
     TimedStep,
@@ -75,12 +77,18 @@ from babylon.store.plays import (
     find_play,
     lock_play,
     played_calls,
+    prompt_bytes,
     read_steps,
+    recorded_ids,
     start_play,
+    stored_bytes,
 )
 
 log = logging.getLogger(__name__)
 RECORDED_S = 5.0  # the longest wait for a call that was answered just now
+# A finish holds all of its trajectory in memory, several times.
+MAX_STORED_BYTES = 2**25  # of a trajectory's steps and spans
+MAX_PROMPT_BYTES = 2**27  # of its calls' prompts
 
 
 class PlayHandler:
@@ -122,13 +130,16 @@ class PlayHandler:
             The number of spans that came after the trajectory was finished, and are not stored.
 
         Raises:
-            RequestError: 403, another key's; 409, the database takes no play.
+            RequestError: 403, another key's; 409, the database takes no play; 413, the
+                trajectory would be too large, and none of these spans is stored.
         """
         self._require_recordable()
         async with self._owned(caller, trajectory_id, begin=True) as (connection, play):
             if play.finished_at:
                 return len(spans) - await known_spans(connection, spans)
-            await add_spans(connection, trajectory_id, self._ruled_spans(play, spans))
+            ruled = await asyncio.to_thread(self._ruled_spans, play, spans)
+            await add_spans(connection, trajectory_id, ruled)
+            await _require_room(connection, trajectory_id)
         return 0
 
     async def state(self, caller: Principal, trajectory_id: str) -> PlayState:
@@ -177,6 +188,7 @@ class PlayHandler:
             known = await add_step(connection, play.trajectory_id, event.number, at, encoded)
             if known is None:  # one that is sent again may arrive after the window's end
                 open_play(play).check_time(at)
+                await _require_room(connection, play.trajectory_id)
             if known not in (None, encoded):
                 raise _conflict(play, f"has another step {event.number}: number steps apart, or")
             if event.reward is not None and known is None:  # else feedback may have corrected it
@@ -185,7 +197,8 @@ class PlayHandler:
 
     async def _finish(self, caller: Principal, event: FinishEvent) -> EventResult:
         # The row is written in the transaction that closes the trajectory: a repeated finish finds
-        # it closed, and a step that arrives meanwhile waits for the lock.
+        # it closed, and a step that arrives meanwhile waits for the lock. What takes long runs in
+        # threads: calls are answered meanwhile.
         self._require_recordable()
         await self._wait_for_calls(event.trajectory_id)
         async with self._owned(caller, event.trajectory_id) as (connection, play):
@@ -195,7 +208,7 @@ class PlayHandler:
             spans = [] if steps else await _spans(connection, play)
             records = await _records(connection, play, steps, spans)
             if spans:
-                steps = span_steps(play.trajectory_id, spans, records)
+                steps = await asyncio.to_thread(span_steps, play.trajectory_id, spans, records)
             if not steps and not records:
                 raise _conflict(play, "has neither steps nor recorded calls: send them first, or")
             if play.started_at is None:
@@ -204,14 +217,12 @@ class PlayHandler:
                 agent_id = _agent(caller, play.agent_id or called or first_agent(spans))
                 window = window_at(first, self._minutes)
                 play = await start_play(connection, play, agent_id, window.id, window, first)
-            if cover := self._cover(play):  # the agent may have been unknown before
-                steps = [(at, cover.over(step)) for at, step in steps]
-                event = cover.over(event)
-            played = open_play(play)
             unknown = {*_named_calls(steps)} - {one.call_id for one in records}
             lost = await lost_calls(connection, [*unknown]) if unknown else set()
-            calls, unrecorded = add_steps(played, steps, records, lost)
-            row = finished_row(played, event)
+            cover = self._cover(play)  # the agent may have been unknown before
+            played, row, counts = await asyncio.to_thread(
+                _built, play, event, cover, steps, records, lost
+            )
             try:
                 await insert_trajectory(self._store, connection, row, played.calls)
             except DatabaseError as error:  # an unknown agent, or an id that the game uses
@@ -221,7 +232,7 @@ class PlayHandler:
             await adopt_calls(connection, play.trajectory_id, [one.call_id for one in records])
             if event.reward is not None:
                 await _reward(connection, play, event.reward)
-        return _stored(play, calls=calls, unrecorded=unrecorded)
+        return _stored(play, **counts)
 
     async def _feedback(self, caller: Principal, event: FeedbackEvent) -> EventResult:
         trajectory_id = event.trajectory_id
@@ -300,11 +311,11 @@ class PlayHandler:
             play = await find_play(connection, trajectory_id)
             if play and play.finished_at:
                 return
-            steps = await _steps(connection, play) if play else []
-            named = [one for one in _named_calls(steps) if not one.startswith(UNRECORDED)]
-            if play and steps and all(_named_calls([step]) for step in steps):
-                found = await played_calls(connection, play, named)
-                if {*named} <= {call.call_id for call in found}:
+            stored = await read_steps(connection, trajectory_id) if play else []
+            of_steps = await asyncio.to_thread(_call_ids, stored)
+            if play and of_steps and all(of_steps):
+                named = {one for ids in of_steps for one in ids if not one.startswith(UNRECORDED)}
+                if named <= await recorded_ids(connection, play, named):
                     return
         await wait_until_recorded(self._store, timeout_s=RECORDED_S)
 
@@ -365,15 +376,82 @@ def _named_calls(steps: Sequence[TimedStep]) -> list[str]:
     return [call for _, step in steps for call in step.calls if isinstance(call, str)]
 
 
+async def _require_room(connection: Connection, trajectory_id: str) -> None:
+    """Check a trajectory with what was added to it in this transaction.
+
+    Raises:
+        RequestError: 413, a finish could not hold it.
+    """
+    size = await stored_bytes(connection, trajectory_id)
+    if size > MAX_STORED_BYTES:
+        raise RequestError(
+            413,
+            f"trajectory {trajectory_id!r:.80} would have {size} bytes of steps and spans, of at"
+            f" most {MAX_STORED_BYTES}: send less in each, or finish it and start another",
+            code="too_large",
+        )
+
+
+def _require_few(play: StoredPlay, size: int) -> None:
+    """Check the bytes of all prompts of a trajectory before they are read."""
+    if size > MAX_PROMPT_BYTES:
+        raise RequestError(
+            413,
+            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts, of at"
+            f" most {MAX_PROMPT_BYTES}: finish sooner and start another",
+            code="too_large",
+        )
+
+
+class _Elsewhere(msgspec.Struct):
+    """A call elsewhere, whose fields are skipped."""
+
+
+class _StepCalls(msgspec.Struct):
+    """The calls of a stored step; all else is skipped."""
+
+    calls: list[str | _Elsewhere] = []
+
+
+def _call_ids(steps: Sequence[tuple[datetime, str]]) -> list[list[str]]:
+    """Return the ids of calls that each stored step names."""
+    decode = msgspec.json.Decoder(_StepCalls).decode
+    return [[one for one in decode(step).calls if isinstance(one, str)] for _, step in steps]
+
+
+def _built(
+    play: StoredPlay,
+    event: FinishEvent,
+    cover: Cover | None,
+    steps: Sequence[TimedStep],
+    records: Sequence[PlayedCall],
+    lost: Collection[str],
+) -> tuple[OpenTrajectory, Row, dict[str, int]]:
+    """Return the trajectory with its steps, its row, and the counts of its calls.
+
+    Raises:
+        What ``add_steps`` and ``finished_row`` raise.
+    """
+    if cover:
+        steps, event = [(at, cover.over(step)) for at, step in steps], cover.over(event)
+    played = open_play(play)
+    calls, unrecorded = add_steps(played, steps, records, lost)
+    return played, finished_row(played, event), {"calls": calls, "unrecorded": unrecorded}
+
+
 async def _steps(connection: Connection, play: StoredPlay) -> list[TimedStep]:
     stored = await read_steps(connection, play.trajectory_id)
-    return [(at, StepEvent.model_validate_json(step)) for at, step in stored]
+    return await asyncio.to_thread(
+        lambda: [(at, StepEvent.model_validate_json(step)) for at, step in stored]
+    )
 
 
 async def _spans(connection: Connection, play: StoredPlay) -> list[PlaySpan]:
     stored = await read_spans(connection, play.trajectory_id)
     try:
-        return [PlaySpan.model_validate_json(span) for span in stored]
+        return await asyncio.to_thread(
+            lambda: [PlaySpan.model_validate_json(span) for span in stored]
+        )
     except ValidationError as error:  # of a newer gateway; it costs its trajectory, not this one
         raise _conflict(play, "has spans that this gateway cannot read") from error
 
@@ -387,12 +465,13 @@ async def _records(
     """Return the trajectory's calls and those that its steps or spans name, in the order of time.
 
     Raises:
-        RequestError: 409, a step or span names a call of another trajectory, or a step one of
-            another agent. A call of a recognised session may become this trajectory's until the
-            session is finished, which may train it.
+        RequestError: 413, too much to hold; 409, a step or span names a call of another trajectory,
+            or a step one of another agent. A call of a recognised session may become this
+            trajectory's until the session is finished, which may train it.
     """
     of_spans = [one.call_id for one in spans if one.call_id]
     named = _named_calls(steps)
+    _require_few(play, await prompt_bytes(connection, play, named + of_spans))
     records = await played_calls(connection, play, named + of_spans)
     others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
     for place in filter(None, others):
