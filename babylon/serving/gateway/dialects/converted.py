@@ -67,44 +67,81 @@ def content_of(parts: list[JsonObject]) -> str | list[JsonObject]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def add_system(messages: list[JsonObject], content: str | list[JsonObject]) -> None:
-    """Add instructions. Those that follow each other are one message: templates take one."""
-    last = messages[-1] if messages else {}
-    if last.get("role") != "system":
-        messages.append({"role": "system", "content": content})
-    elif isinstance(content, str) and isinstance(last["content"], str):
-        last["content"] += f"\n\n{content}"
-    else:
-        last["content"] = [*_parts(last["content"]), *_parts(content)]
+class Conversation:
+    """The messages of a chat, made part by part.
+
+    Parts are joined once, at the end of their message: a request may have a hundred thousand.
+    """
+
+    def __init__(self) -> None:
+        self._messages: list[JsonObject] = []
+        self._role = ""  # of the newest message, if parts may follow
+        self._parts: list[str | list[JsonObject]] = []  # of its content
+
+    def messages(self) -> list[JsonObject]:
+        """Return the messages so far. No part is added to them any more."""
+        self._close()
+        return self._messages
+
+    def add(self, message: JsonObject) -> None:
+        """Add a whole message."""
+        self._close()
+        self._messages.append(message)
+
+    def add_system(self, content: str | list[JsonObject]) -> None:
+        """Add instructions. Those that follow each other are one message: templates take one."""
+        if self._role != "system":
+            self._begin("system")
+        self._parts.append(content)
+
+    def add_assistant(
+        self,
+        *,
+        thought: str | None = None,
+        text: str | None = None,
+        call: JsonObject | None = None,
+    ) -> None:
+        """Add a part of an assistant's turn.
+
+        A turn in several parts is one chat message, so that the chat template writes it as it was
+        sampled. A new message begins with a thought, or with text after text.
+        """
+        spoke = any(self._parts[-1:]) and "tool_calls" not in self._messages[-1]
+        if self._role != "assistant" or thought is not None or (text and spoke):
+            self._begin("assistant")
+        if thought is not None:
+            # vLLM reads "reasoning", chat templates read "reasoning_content".
+            self._messages[-1] |= {"reasoning": thought, "reasoning_content": thought}
+        if text or (text is not None and not self._parts):
+            self._parts.append(text)
+        if call is not None:
+            self._messages[-1].setdefault("tool_calls", []).append({"type": "function", **call})
+
+    def _begin(self, role: str) -> None:
+        self.add({"role": role, "content": None})
+        self._role = role
+
+    def _close(self) -> None:
+        if self._role == "system":
+            self._messages[-1]["content"] = _instructions(self._parts)
+        elif self._parts:
+            texts = [one for one in self._parts if isinstance(one, str)]
+            self._messages[-1]["content"] = "".join(texts)
+        self._role, self._parts = "", []
+
+
+def _instructions(contents: list[str | list[JsonObject]]) -> str | list[JsonObject]:
+    """Return instructions as one content: a text as long as all are texts, then parts."""
+    first: list[str] = []
+    for content in contents:
+        if not isinstance(content, str):
+            break
+        first.append(content)
+    rest, joined = contents[len(first) :], "\n\n".join(first)
+    if not rest:
+        return joined
+    return [part for one in ([joined, *rest] if first else rest) for part in _parts(one)]
 
 
 def _parts(content: str | list[JsonObject]) -> list[JsonObject]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def add_assistant(
-    messages: list[JsonObject],
-    *,
-    thought: str | None = None,
-    text: str | None = None,
-    call: JsonObject | None = None,
-) -> None:
-    """Add a part of an assistant's turn.
-
-    A turn in several parts is one chat message, so that the chat template writes it as it was
-    sampled. A new message begins with a thought, or with text after text.
-    """
-    last = messages[-1] if messages else {}
-    if (
-        last.get("role") != "assistant"
-        or thought is not None
-        or (text and last["content"] and "tool_calls" not in last)
-    ):
-        messages.append(last := {"role": "assistant", "content": None})
-    if thought is not None:
-        # vLLM reads "reasoning", chat templates read "reasoning_content".
-        last |= {"reasoning": thought, "reasoning_content": thought}
-    if text is not None:
-        last["content"] = (last["content"] or "") + text
-    if call is not None:
-        last.setdefault("tool_calls", []).append({"type": "function", **call})

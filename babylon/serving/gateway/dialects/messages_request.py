@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from babylon.serving.gateway.dialects.converted import (
-    add_assistant,
-    add_system,
+    Conversation,
     content_of,
     converted,
     kind_of,
@@ -142,19 +141,19 @@ def _messages(asked: _Asked) -> list[JsonObject]:
         raise RequestError(
             400, "the last message is the assistant's (prefill): end with a message of the user"
         )
-    messages: list[JsonObject] = []
+    chat = Conversation()
     if system := _instructions(asked.system or ""):
-        add_system(messages, system)
+        chat.add_system(system)
     for turn in asked.messages:
         if turn.role == "system":
-            add_system(messages, _content(turn.content))
+            chat.add_system(_content(turn.content))
         elif isinstance(turn.content, str):
-            messages.append({"role": turn.role, "content": turn.content})
+            chat.add({"role": turn.role, "content": turn.content})
         elif turn.role == "assistant":
-            _add_assistant(messages, turn.content)
+            _add_assistant(chat, turn.content)
         else:
-            _add_user(messages, turn)
-    return messages
+            _add_user(chat, turn)
+    return chat.messages()
 
 
 def _instructions(system: str | list[JsonObject]) -> str | list[JsonObject]:
@@ -163,24 +162,25 @@ def _instructions(system: str | list[JsonObject]) -> str | list[JsonObject]:
     return _content([one for one in system if not str(one.get("text")).startswith(_BILLING)])
 
 
-def _add_assistant(messages: list[JsonObject], blocks: list[JsonObject]) -> None:
-    message: list[JsonObject] = []  # of this turn alone
+def _add_assistant(chat: Conversation, blocks: list[JsonObject]) -> None:
+    turn = Conversation()  # of its own: it does not go on with the turn before
     for block in blocks:
         kind = kind_of(block, ("text", "tool_use", "thinking"), "assistant content")
         if kind == "text":
-            add_assistant(message, text=converted(block, _Text, kind).text)
+            turn.add_assistant(text=converted(block, _Text, kind).text)
         elif kind == "thinking":
             thought = converted(block, _Thinking, kind).thinking
-            add_assistant(message, thought=thought)
+            turn.add_assistant(thought=thought)
         else:
             use = converted(block, _ToolUse, kind)
             arguments = msgspec.json.encode(use.input).decode()
             function = {"name": use.name, "arguments": arguments}
-            add_assistant(message, call={"id": use.id, "function": function})
-    messages += message
+            turn.add_assistant(call={"id": use.id, "function": function})
+    for message in turn.messages():
+        chat.add(message)
 
 
-def _add_user(messages: list[JsonObject], turn: _Turn) -> None:
+def _add_user(chat: Conversation, turn: _Turn) -> None:
     """Add the results of tools, each as a message, then the rest of the turn."""
     assert not isinstance(turn.content, str)
     rest = []
@@ -190,9 +190,9 @@ def _add_user(messages: list[JsonObject], turn: _Turn) -> None:
             continue
         result = converted(block, _ToolResult, "tool_result")
         said = _content(result.content or "")
-        messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": said})
+        chat.add({"role": "tool", "tool_call_id": result.tool_use_id, "content": said})
     if rest:
-        messages.append({"role": "user", "content": _content(rest)})
+        chat.add({"role": "user", "content": _content(rest)})
 
 
 def _content(parts: str | list[JsonObject]) -> str | list[JsonObject]:

@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from babylon.serving.gateway.dialects.converted import (
-    add_assistant,
-    add_system,
+    Conversation,
     content_of,
     converted,
     kind_of,
@@ -138,9 +137,9 @@ def _sampling(asked: _Asked) -> JsonObject:
 
 def _messages(asked: _Asked) -> list[JsonObject]:
     """Return the chat's messages: instructions first, then the input's items."""
-    messages: list[JsonObject] = []
+    chat = Conversation()
     if isinstance(asked.instructions, str):
-        add_system(messages, asked.instructions)
+        chat.add_system(asked.instructions)
     first = asked.instructions if isinstance(asked.instructions, list) else []
     if isinstance(asked.input, str):
         items = [*first, {"role": "user", "content": asked.input}]
@@ -154,43 +153,42 @@ def _messages(asked: _Asked) -> list[JsonObject]:
                 " (store=false makes clients do so)",
             )
         kind = kind_of(item, _ITEMS, "input item", default="message")
-        _ITEMS[kind](messages, item)
-    return messages
+        _ITEMS[kind](chat, item)
+    return chat.messages()
 
 
-def _add_message(messages: list[JsonObject], item: JsonObject) -> None:
+def _add_message(chat: Conversation, item: JsonObject) -> None:
     message = converted(item, _Message, "message")
     content = message.content if isinstance(message.content, str) else _content(message.content)
     if message.role == "assistant":
         parts = [content] if isinstance(content, str) else [_text(part) for part in content]
-        add_assistant(messages, text="".join(parts))
-        return
-    if message.role == "user":
-        messages.append({"role": "user", "content": content})
+        chat.add_assistant(text="".join(parts))
+    elif message.role == "user":
+        chat.add({"role": "user", "content": content})
     else:
-        add_system(messages, content)
+        chat.add_system(content)
 
 
-def _add_call(messages: list[JsonObject], item: JsonObject) -> None:
+def _add_call(chat: Conversation, item: JsonObject) -> None:
     call = converted(item, _FunctionCall, "function_call")
     function = {"name": call.name, "arguments": call.arguments}
-    add_assistant(messages, call={"id": call.call_id, "function": function})
+    chat.add_assistant(call={"id": call.call_id, "function": function})
 
 
-def _add_output(messages: list[JsonObject], item: JsonObject) -> None:
+def _add_output(chat: Conversation, item: JsonObject) -> None:
     result = converted(item, _FunctionOutput, "function_call_output")
     content = result.output if isinstance(result.output, str) else _content(result.output)
-    messages.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
+    chat.add({"role": "tool", "tool_call_id": result.call_id, "content": content})
 
 
-def _add_thought(messages: list[JsonObject], item: JsonObject) -> None:
+def _add_thought(chat: Conversation, item: JsonObject) -> None:
     thought = converted(item, _Thought, "reasoning item")
     text = "".join(part.text for part in thought.content or thought.summary)
     if text:
-        add_assistant(messages, thought=text)
+        chat.add_assistant(thought=text)
 
 
-_ITEMS: dict[str, Callable[[list[JsonObject], JsonObject], None]] = {
+_ITEMS: dict[str, Callable[[Conversation, JsonObject], None]] = {
     "message": _add_message,
     "function_call": _add_call,
     "function_call_output": _add_output,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.serving.gateway.dialects import messages_request, responses_request
+from babylon.serving.gateway.dialects import converted, messages_request, responses_request
 from babylon.serving.openai_wire import RequestError, parse_chat, unknown_fields
 
 SCHEMA = {"type": "object", "properties": {"ticker": {"type": "string"}}}
@@ -86,6 +86,39 @@ def test_instructions_in_parts_are_one_message() -> None:
     items = [{"role": "developer", "content": [part, part]}, user("hi")]
     first, _ = from_responses(instructions="a", input=items)["messages"]
     assert [one["text"] for one in first["content"]] == ["a", "b", "b"]
+
+
+def test_parts_of_a_message_are_joined_once_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[int] = []
+    join = converted._instructions
+
+    def noted(contents: Any) -> Any:
+        given.append(len(contents))
+        return join(contents)
+
+    monkeypatch.setattr(converted, "_instructions", noted)
+    part = {"type": "input_text", "text": "b"}
+    system = [{"role": "system", "content": content} for content in ("a", "a", [part, part]) * 50]
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    said = [{"role": "assistant", "content": "x"}] * 100
+    first, second = from_responses(input=[*system, call, *said])["messages"]
+    assert given == [150]
+    assert [one["text"] for one in first["content"]][:4] == ["a\n\na", "b", "b", "a"]
+    assert len(first["content"]) == 1 + 2 * 50 + 2 * 49
+    assert second["content"] == "x" * 100 and len(second["tool_calls"]) == 1
+
+
+def test_empty_texts_of_the_assistant_are_a_text_and_no_text_is_none() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    empty = {"role": "assistant", "content": ""}
+    (message,) = from_responses(input=[empty, empty, call])["messages"]
+    assert message["content"] == ""
+    (message,) = from_responses(input=[empty, {**empty, "content": "x"}])["messages"]
+    assert message["content"] == "x"
+    (message,) = from_responses(input=[call])["messages"]
+    assert message["content"] is None
 
 
 def test_fields_of_harnesses_that_have_no_effect_leave_calls_trainable() -> None:
