@@ -80,9 +80,8 @@ async def apply_all(
     results = []
     for raw in events:
         try:
-            # Strict as JSON: no number for a time, but a text, and an integer for any number. A NaN
-            # of a program (``to_store``) stays one and is refused; as null it would be no reward.
-            event = _EVENT.validate_json(to_json(raw, inf_nan_mode="constants"), strict=True)
+            # In a thread: an event of megabytes takes a second, in which calls are answered.
+            event = await asyncio.to_thread(_checked, raw)
         except ValidationError as error:
             results.append(refused(RequestError(400, _problems(error.errors()))))
         except PydanticSerializationError as error:
@@ -92,12 +91,16 @@ async def apply_all(
     return results
 
 
+def _checked(raw: object) -> Event:
+    # Strict as JSON: no number for a time, but a text, and an integer for any number. A NaN of a
+    # program (``to_store``) stays one and is refused; as null it would be no reward.
+    return _EVENT.validate_json(to_json(raw, inf_nan_mode="constants"), strict=True)
+
+
 def play_app(
     handler: PlayHandler, keys: KeyRing, limits: KeyLimits, public_url: str | None = None
 ) -> FastAPI:
     """Return the application, with its schema at ``/openapi.json``, which names ``public_url``."""
-    slots = asyncio.Semaphore(AT_A_TIME)
-    of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
     # For the schema only: the route checks the key before anything is read.
     bearer = Depends(HTTPBearer(auto_error=False))
     router = APIRouter(
@@ -113,14 +116,12 @@ def play_app(
 
         The status is 200, or that of the first refused event; the results tell of each.
         """
-        async with of_keys[request.state.caller.key_id], slots:
-            return _answer(await apply_all(handler, request.state.caller, batch.events))
+        return _answer(await apply_all(handler, request.state.caller, batch.events))
 
     @router.get("/trajectories/{trajectory_id}")
     async def trajectory(trajectory_id: Annotated[Id, Path()], request: Request) -> PlayState:
         """A trajectory of this key as far as it is stored."""
-        async with of_keys[request.state.caller.key_id], slots:
-            return await handler.state(request.state.caller, trajectory_id)
+        return await handler.state(request.state.caller, trajectory_id)
 
     app = FastAPI(
         title="Babylon play API",
@@ -138,9 +139,12 @@ def play_app(
 
 
 def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
+    slots = asyncio.Semaphore(AT_A_TIME)
+    of_keys = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(OF_A_KEY))
+
     class KeyedRoute(APIRoute):
-        """A route that checks the API key and its requests, then reads a body of bounded size
-        and depth."""
+        """A route that checks the API key and its requests, and waits for a place before it reads a
+        body of bounded size and depth. A decoded body takes many times its size."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[object, object, Response]]:
             handle = super().get_route_handler()
@@ -148,21 +152,29 @@ def _keyed_route(keys: KeyRing, limits: KeyLimits) -> type[APIRoute]:
             async def guarded(request: Request) -> Response:
                 request.state.caller = keys.admit(request.scope["headers"], "record")
                 limits.count_request(request.state.caller)
-                if request.method == "POST":
-                    request._body = body = await read_body(request.scope, request.receive)
-                    # A large body takes a second, in which other calls must be answered. FastAPI
-                    # does not decode it again.
-                    request._json = await asyncio.to_thread(_decoded, body)
-                    # FastAPI hands on bytes when the content type is not JSON's.
-                    request.scope["headers"] = [
-                        *(one for one in request.scope["headers"] if one[0] != b"content-type"),
-                        (b"content-type", b"application/json"),
-                    ]
-                return await handle(request)
+                async with of_keys[request.state.caller.key_id]:
+                    # A body that arrives slowly takes a place of its key, and of no other.
+                    posted = request.method == "POST"
+                    body = await read_body(request.scope, request.receive) if posted else b""
+                    async with slots:
+                        if posted:
+                            await _decode(request, body)
+                        return await handle(request)
 
             return guarded
 
     return KeyedRoute
+
+
+async def _decode(request: Request, body: bytes) -> None:
+    """Decode the body for FastAPI, which does not do it again."""
+    # In a thread: a large body takes a second, in which other calls must be answered.
+    request._body, request._json = body, await asyncio.to_thread(_decoded, body)
+    # FastAPI hands on bytes when the content type is not JSON's.
+    request.scope["headers"] = [
+        *(one for one in request.scope["headers"] if one[0] != b"content-type"),
+        (b"content-type", b"application/json"),
+    ]
 
 
 def _decoded(body: bytes) -> object:

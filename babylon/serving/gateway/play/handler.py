@@ -172,13 +172,9 @@ class PlayHandler:
 
     async def _step(self, caller: Principal, event: StepEvent) -> EventResult:
         at = _moment(event.at)
-        elsewhere = [llm_call_elsewhere(c) for c in event.calls if isinstance(c, ElsewhereCall)]
-        # Only to refuse now what a finish could not store.
-        encode_step(event.number, at, event.state, (), elsewhere, action_of(event.action), 0.0)
+        await asyncio.to_thread(_check_storable, event, at)
         async with self._owned(caller, event.trajectory_id) as (connection, play):
-            if cover := self._cover(play):
-                event = cover.over(event)
-            encoded = storable_json(event.model_dump_json(exclude_unset=True))
+            encoded = await asyncio.to_thread(_encoded, event, self._cover(play))
             if play.finished_at:
                 if event.number >= play.next_step:
                     raise _conflict(play, f"is finished and has no step {event.number}")
@@ -374,6 +370,22 @@ def _unknown(trajectory_id: str) -> RequestError:
 
 def _named_calls(steps: Sequence[TimedStep]) -> list[str]:
     return [call for _, step in steps for call in step.calls if isinstance(call, str)]
+
+
+def _check_storable(event: StepEvent, at: datetime) -> None:
+    """Refuse now what a finish could not store.
+
+    Raises:
+        RecorderError: a value cannot be stored.
+    """
+    elsewhere = [llm_call_elsewhere(one) for one in event.calls if isinstance(one, ElsewhereCall)]
+    encode_step(event.number, at, event.state, (), elsewhere, action_of(event.action), 0.0)
+
+
+def _encoded(event: StepEvent, cover: Cover | None) -> str:
+    """Return a step as it is stored."""
+    event = cover.over(event) if cover else event
+    return storable_json(event.model_dump_json(exclude_unset=True))
 
 
 async def _require_room(connection: Connection, trajectory_id: str) -> None:
