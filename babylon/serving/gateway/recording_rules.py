@@ -87,11 +87,13 @@ def _place(unit: str) -> float:
 
 def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
     said = REDACTED if {"response", "content"} & {*fields} else _text(call.response, fields)
+    # An answer with tool calls has the same text again, as its content.
+    of_answer = {*fields, "content"} if "response" in fields else fields
     left = replace(
         call,
         messages=_without(call.messages, fields),
         parameters=_without(call.parameters, fields),
-        answer=call.answer and _without(call.answer, fields),
+        answer=call.answer and _without(call.answer, of_answer),
         response=said,
     )
     if left == call:

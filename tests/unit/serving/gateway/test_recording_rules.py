@@ -58,6 +58,15 @@ def test_redacted_values_are_nowhere_in_the_record() -> None:
     assert not (left.prompt_token_ids or left.completion_token_ids or left.logprobs)
 
 
+@pytest.mark.parametrize("field", ["response", "content"])
+def test_the_answers_text_is_redacted_where_it_stands_twice(field: str) -> None:
+    message = {"role": "assistant", "content": SECRET, "tool_calls": [{"id": "1"}]}
+    said = call(1, response=SECRET, answer=msgspec.json.encode(message).decode())
+    left = ruled(("agent", "agent", 1, (field,))).applied(said)
+    assert left and SECRET not in str(left)
+    assert '"tool_calls":[{"id":"1"}]' in (left.answer or "")
+
+
 @pytest.mark.parametrize(
     "text",
     [
