@@ -18,6 +18,7 @@ from babylon.core.home import Home
 from babylon.core.settings import RecordingPolicy, Settings
 from babylon.serving.gateway import follower, recording, segments, shipping
 from babylon.serving.gateway.handover import Handover
+from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record, framed
 from babylon.serving.gateway.shipping import Shipper
 from babylon.store import Store
@@ -167,6 +168,36 @@ async def test_a_closed_segment_of_a_host_that_died_is_shipped_from_the_object_s
     await other.look()
     assert await ids(store) == ["c1", "c2", "c3"]
     assert not list(tmp_path.rglob("*.lines"))
+
+
+async def test_gaps_that_the_database_could_not_take_are_all_stored(
+    store: Store, tmp_path: Path
+) -> None:
+    shipper = Shipper(store, tmp_path)
+    recorder = CallRecorder(shipper, tmp_path, "available", "test")
+    for number in range(3):
+        recorder._settle([], "the disk is full")
+        recorder._note_gap("the disk is full", f"c{number}")
+        recorder._settle([], None)
+    await store.pool.execute("ALTER TABLE babylon.recording_gaps RENAME TO hidden")
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await shipper.ship()
+    await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO recording_gaps")
+    recorder._settle([], "the disk is full")
+    recorder._note_gap("the disk is full", "c3")
+    await shipper.ship()
+    assert shipper.idle
+    recorder._note_gap("the disk is full", "c4")  # the gap goes on
+    assert not shipper.idle
+    await shipper.ship()
+    rows = await store.pool.fetch(
+        "SELECT calls, call_ids FROM babylon.recording_gaps ORDER BY began_at"
+    )
+    assert [(row["calls"], row["call_ids"]) for row in rows] == [
+        *((1, [f"c{number}"]) for number in range(3)),
+        (2, ["c3", "c4"]),
+    ]
+    await recorder.close()
 
 
 @pytest.fixture

@@ -186,8 +186,7 @@ class CallRecorder:
         ids = gap.call_ids if call_id.startswith(UNRECORDED) else (*gap.call_ids, call_id)
         self.lost += 1
         self.gap = replace(gap, ended_at=now, calls=gap.calls + 1, call_ids=ids)
-        self._shipper.gap = self.gap
-        self._shipper.wake()
+        self._shipper.note_gap(self.gap)
 
 
 def _refusal(problem: str) -> RequestError:

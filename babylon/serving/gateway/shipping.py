@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,20 +35,25 @@ class Shipper:
     """Owns the segments from creation to removal.
 
     ``shipped_until``: every call answered before it is in the database, by ``time.monotonic``;
-    ``None`` until the first success. ``gap``: a recording gap that is not in the database yet.
+    ``None`` until the first success.
     """
 
     def __init__(self, store: Store, directory: Path) -> None:
         self.shipped_until: float | None = None
-        self.gap: RecordingGap | None = None
         self.shipped_calls = 0
         self._store, self._directory = store, directory
         self._segments: list[Segment] = []
+        self._gaps: dict[datetime, RecordingGap] = {}  # not in the database yet; by their beginning
         self._look_at = 0.0  # for segments of gateways that died
         self._due = asyncio.Event()
 
     def add(self, segment: Segment) -> None:
         self._segments.append(segment)
+
+    def note_gap(self, gap: RecordingGap) -> None:
+        """Store a gap, or what one that began before has become, with the next calls."""
+        self._gaps[gap.began_at] = gap
+        self.wake()
 
     def wake(self) -> None:
         self._due.set()
@@ -62,7 +68,7 @@ class Shipper:
 
     @property
     def idle(self) -> bool:
-        return self.shipped_until is not None and not self.backlog_bytes and not self.gap
+        return self.shipped_until is not None and not self.backlog_bytes and not self._gaps
 
     async def run(self) -> NoReturn:
         pause = RETRY_S
@@ -93,9 +99,10 @@ class Shipper:
             self._look_at = begun + LOOK_S
         for segment in list(self._segments):
             await self._ship(segment)
-        if gap := self.gap:
+        for began_at, gap in list(self._gaps.items()):
             await upsert_gap(self._store, gap)
-            self.gap = None if self.gap is gap else self.gap
+            if self._gaps.get(began_at) is gap:  # else it grew meanwhile
+                del self._gaps[began_at]
         self.shipped_until = begun
 
     async def close(self) -> None:
