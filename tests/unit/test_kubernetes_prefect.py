@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from babylon.core.home import Home
-from babylon.ops.prefect_env import PrefectApi, served_environment
+from babylon.ops.prefect_env import LEASE_STORAGE, PrefectApi, served_environment
 
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
 SERVER = "PREFECT_SERVER_"
@@ -32,11 +32,15 @@ def variables() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((BASE / name).read_text()))
+
+
 def pods() -> dict[str, dict[str, Any]]:
     """Name → first container of each pod that the base makes, that of the GPU's job included."""
     found = {}
     for path in BASE.glob("*.yaml"):
-        for manifest in yaml.safe_load_all(path.read_text()):
+        for manifest in manifests(path.name):
             if "template" in manifest.get("spec", {}):
                 pod = manifest["spec"]["template"]["spec"]
                 found[manifest["metadata"]["name"]] = pod["containers"][0]
@@ -53,3 +57,22 @@ def test_runs_of_prefects_own_worker_get_what_those_of_babylon_get(served: dict[
     containers = pods()
     for name in IN_RUNS:
         assert {"configMapRef": {"name": "babylon"}} in containers[name]["envFrom"], name
+
+
+def test_the_leases_of_slots_outlive_the_pod_of_the_server() -> None:
+    claim, server = (
+        next(one for one in manifests("prefect.yaml") if one["kind"] == kind)
+        for kind in ("PersistentVolumeClaim", "Deployment")
+    )
+    assert server["spec"]["strategy"] == {"type": "Recreate"}
+    spec = server["spec"]["template"]["spec"]
+    (volume,) = (
+        one["name"]
+        for one in spec["volumes"]
+        if one.get("persistentVolumeClaim") == {"claimName": claim["metadata"]["name"]}
+    )
+    (container,) = spec["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    assert environment["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] == LEASE_STORAGE
+    # Prefect keeps the files of its leases in its home.
+    assert {"name": volume, "mountPath": environment["PREFECT_HOME"]} in container["volumeMounts"]
