@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from babylon.core.home import Home
-from babylon.ops.prefect_env import LEASE_STORAGE, PrefectApi, served_environment
+from babylon.ops.prefect_env import PrefectApi, served_environment
 
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
 SERVER = "PREFECT_SERVER_"
@@ -72,7 +72,17 @@ def test_the_leases_of_slots_outlive_the_pod_of_the_server() -> None:
         if one.get("persistentVolumeClaim") == {"claimName": claim["metadata"]["name"]}
     )
     (container,) = spec["containers"]
-    environment = {one["name"]: one["value"] for one in container["env"]}
-    assert environment["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] == LEASE_STORAGE
     # Prefect keeps the files of its leases in its home.
-    assert {"name": volume, "mountPath": environment["PREFECT_HOME"]} in container["volumeMounts"]
+    home = next(one["value"] for one in container["env"] if one["name"] == "PREFECT_HOME")
+    assert {"name": volume, "mountPath": home} in container["volumeMounts"]
+
+
+def test_a_server_of_ones_own_keeps_slots_and_removes_old_runs_as_that_of_up_does(
+    served: dict[str, str],
+) -> None:
+    wanted = {name: value for name, value in served.items() if name.startswith(SERVER)}
+    assert {f"{SERVER}CONCURRENCY_LEASE_STORAGE", f"{SERVER}SERVICES_DB_VACUUM_ENABLED"} < {*wanted}
+    given = {one["name"]: one["value"] for one in pods()["prefect"]["env"]}
+    assert {name: given.get(name) for name in wanted} == wanted
+    page = (BASE.parents[2] / "docs" / "scale.md").read_text().split()
+    assert [name for name, value in wanted.items() if f"{name}={value}" not in page] == []
