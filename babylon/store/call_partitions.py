@@ -100,20 +100,23 @@ async def remove_calls(store: Store, before: datetime, kept: Collection[Window])
 async def _drop(store: Store, partition: CallPartition, before: datetime) -> int | None:
     """Drop a partition and return its calls; return None, and keep it, if some are new here."""
     table = f"babylon.{partition.name}"
-    row = await store.pool.fetchrow(
-        f"SELECT count(*), count(*) FILTER (WHERE recorded_at >= $1) AS lately FROM {table}",
-        before,
-        timeout=_SCAN_S,
-    )
-    assert row is not None
-    if row["lately"]:
-        return None
     try:
         async with store.pool.acquire() as connection, connection.transaction():
             if not await _turn(connection):
                 return None
+            # No import may add a call between the count and the end. Readers go on.
+            await connection.execute(f"LOCK TABLE {table} IN SHARE MODE")
+            row = await connection.fetchrow(
+                "SELECT count(*), count(*) FILTER (WHERE recorded_at >= $1) AS lately"
+                f" FROM {table}",
+                before,
+                timeout=_SCAN_S,
+            )
+            assert row is not None
+            if row["lately"]:
+                return None
             await connection.execute(f"DROP TABLE {table}")
-    except asyncpg.LockNotAvailableError:  # somebody reads calls: after the next window
+    except asyncpg.LockNotAvailableError:  # somebody uses its calls: after the next window
         return None
     return int(row["count"])
 

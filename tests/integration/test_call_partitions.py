@@ -4,13 +4,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from babylon.core.settings_loading import load_settings
 from babylon.core.windows import window_at
-from babylon.store import Store, open_store
+from babylon.store import Store, call_partitions, open_store
 from babylon.store.address import parse_url
 from babylon.store.call_partitions import make_partitions, remove_calls
 from babylon.store.calls import CALL_COLUMNS, insert_calls
+from babylon.store.connection import Connection
 from babylon.store.migrate import migrate
 from tests.unit.serving.gateway.calls import call
 
@@ -73,6 +75,35 @@ async def test_a_trace_that_was_imported_lately_keeps_its_day(store: Store) -> N
     await store.pool.execute("UPDATE babylon.calls SET recorded_at = $1", day + timedelta(days=9))
     assert await remove_calls(store, day + timedelta(days=5), []) == 0
     assert await remove_calls(store, day + timedelta(days=10), []) == 1
+
+
+async def test_a_call_that_is_imported_while_its_day_is_dropped_keeps_the_day(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = NOW + timedelta(days=8)
+    await make_partitions(store, day)
+    await insert_calls(store, [call(1, started_at=day)])
+    before, turn = day + timedelta(days=5), call_partitions._turn
+    recorded = "UPDATE babylon.calls SET recorded_at = $1 WHERE call_id = 'c2'"
+
+    async def imported_meanwhile(connection: Connection) -> bool:
+        await insert_calls(store, [call(2, started_at=day)])
+        await store.pool.execute(recorded, before + timedelta(days=1))
+        return await turn(connection)
+
+    monkeypatch.setattr(call_partitions, "_turn", imported_meanwhile)
+    assert await remove_calls(store, before, []) == 0
+    assert sorted(await _places(store)) == ["c1", "c2"]
+
+
+async def test_a_day_stays_while_an_import_into_it_is_not_committed(store: Store) -> None:
+    day = NOW + timedelta(days=8)
+    await make_partitions(store, day)
+    await insert_calls(store, [call(1, started_at=day)])
+    async with store.pool.acquire() as other, other.transaction():
+        await other.execute("UPDATE babylon.calls SET recorded_at = $1", day + timedelta(days=9))
+        assert await remove_calls(store, day + timedelta(days=5), []) == 0
+    assert sorted(await _places(store)) == ["c1"]
 
 
 async def test_a_gateway_writes_through_the_migration(
