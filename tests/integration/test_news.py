@@ -24,6 +24,7 @@ from babylon.store.approvals import answer_approval, ask_approval
 from babylon.store.flow_state import read_flow_state
 from babylon.store.policies import ensure_base
 from babylon.store.routes import commit_route, current_route
+from babylon.store.window_health import HealthAlarm, WindowHealth, store_health
 from babylon.store.windows import claim_window, set_state
 from babylon.tasks import retire
 from tests.deployments import three_policies
@@ -140,6 +141,23 @@ async def test_late_rows_drift_a_spent_budget_and_silence_are_told(
     await insert_real_window(store)
     await store.pool.execute(FIVE_HOURS_AGO)
     assert "no play began since" in (await told(store, settings))["data.stale"]
+
+
+async def test_an_unusual_window_is_told_once_for_the_figures_that_alarm(
+    store: Store, settings: Settings
+) -> None:
+    keys = []
+    claim = await claim_window(store, LATER, owner="one", lease_s=60)
+    for agents, figures in ((1, ["agents"]), (2, ["agents"]), (2, ["agents", "rejected"])):
+        alarms = [HealthAlarm(figure=name, reason=f"{agents} agents") for name in figures]
+        health = WindowHealth(window_id=LATER.key, minutes=60, figures={}, alarms=tuple(alarms))
+        await store_health(store, claim, health)
+        keys += [
+            one.key
+            for one in await read_news(store, settings.windows, LONG_AGO)
+            if one.event == "data.drift"
+        ]
+    assert keys[0] == keys[1] != keys[2]
 
 
 @pytest.fixture

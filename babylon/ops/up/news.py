@@ -250,7 +250,8 @@ def _drift(row: asyncpg.Record) -> NewsItem:
     return NewsItem(
         event="data.drift",
         subject=f"window.{row['window_id']}",
-        mark=f"{row['measured_at']}",
+        # Each attempt measures the window again, with other numbers in its reasons.
+        mark=",".join(sorted(alarm["figure"] for alarm in row["alarms"])),
         at=row["measured_at"],
         message=f"window {row['window_id']} is unlike those before it: {reasons}",
     )
