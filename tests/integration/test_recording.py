@@ -1,7 +1,9 @@
 """From a request to a row, over full disks, dead gateways and rows that Postgres refuses."""
 
 import asyncio
+import errno
 import math
+import os
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from babylon.serving.gateway.handover import Handover
 from babylon.serving.gateway.recording import CallRecorder
 from babylon.serving.gateway.segments import Segment, abandoned, encode_record, framed
 from babylon.serving.gateway.shipping import Shipper
+from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.calls import CALL_COLUMNS, RecordedCall, insert_calls
 from benchmarks.gateway.upstream import Upstream
@@ -198,6 +201,43 @@ async def test_gaps_that_the_database_could_not_take_are_all_stored(
         (2, ["c3", "c4"]),
     ]
     await recorder.close()
+
+
+async def test_a_disk_without_room_for_a_segment_takes_no_calls(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, probes, write = 2**20, [], os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, at: int) -> int:
+        if at + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, at)
+
+    def probe(directory: Path) -> None:
+        probes.append(recorder.problem)
+        segments.try_to_write(directory)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(recording, "PROBE_S", 0.01)
+    monkeypatch.setattr(recording, "try_to_write", probe)
+    recorder = CallRecorder(Shipper(store, tmp_path), tmp_path, "lossless", "test")
+    running = asyncio.create_task(recorder.run())
+    try:
+        with pytest.raises(RequestError, match="takes no calls"):
+            await recorder.record(call(1))
+        async with asyncio.timeout(10):
+            while len(probes) < 5:
+                with pytest.raises(RequestError, match="No space left"):
+                    recorder.admit("k1", None, "t")
+                await asyncio.sleep(0.01)
+            room = 2**23
+            while recorder.problem:
+                await asyncio.sleep(0.01)
+        assert recorder.admit("k1", None, "t") and await recorder.record(call(2))
+    finally:
+        await recorder.close()
+        await running
+    assert await ids(store) == ["c2"]
 
 
 @pytest.fixture

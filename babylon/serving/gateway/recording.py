@@ -122,7 +122,8 @@ class CallRecorder:
         """Write what waits, group after group, in a thread of its own.
 
         An executor's call for each group would cost as much again as the write. After an error, the
-        disk is tried with every group, and each ``PROBE_S``.
+        disk is tried with every group, and each ``PROBE_S``: it takes calls again once it takes a
+        whole segment. A disk with less room would have calls sampled, and then refused.
         """
         problem: str | None = None
         last = False
@@ -137,7 +138,7 @@ class CallRecorder:
             try:
                 if problem:
                     try_to_write(self._directory)
-                if calls:
+                if problem or calls:
                     self._current().append([record for record, _ in calls])
                 problem = None
             except OSError as error:
@@ -186,7 +187,8 @@ class CallRecorder:
         ids = gap.call_ids if call_id.startswith(UNRECORDED) else (*gap.call_ids, call_id)
         self.lost += 1
         self.gap = replace(gap, ended_at=now, calls=gap.calls + 1, call_ids=ids)
-        self._shipper.note_gap(self.gap)
+        self._shipper.gaps[gap.began_at] = self.gap
+        self._shipper.wake()
 
 
 def _refusal(problem: str) -> RequestError:

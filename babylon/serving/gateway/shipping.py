@@ -35,25 +35,20 @@ class Shipper:
     """Owns the segments from creation to removal.
 
     ``shipped_until``: every call answered before it is in the database, by ``time.monotonic``;
-    ``None`` until the first success.
+    ``None`` until the first success. ``gaps``: those not in the database yet, by their beginning.
     """
 
     def __init__(self, store: Store, directory: Path) -> None:
         self.shipped_until: float | None = None
+        self.gaps: dict[datetime, RecordingGap] = {}
         self.shipped_calls = 0
         self._store, self._directory = store, directory
         self._segments: list[Segment] = []
-        self._gaps: dict[datetime, RecordingGap] = {}  # not in the database yet; by their beginning
         self._look_at = 0.0  # for segments of gateways that died
         self._due = asyncio.Event()
 
     def add(self, segment: Segment) -> None:
         self._segments.append(segment)
-
-    def note_gap(self, gap: RecordingGap) -> None:
-        """Store a gap, or what one that began before has become, with the next calls."""
-        self._gaps[gap.began_at] = gap
-        self.wake()
 
     def wake(self) -> None:
         self._due.set()
@@ -68,7 +63,7 @@ class Shipper:
 
     @property
     def idle(self) -> bool:
-        return self.shipped_until is not None and not self.backlog_bytes and not self._gaps
+        return self.shipped_until is not None and not self.backlog_bytes and not self.gaps
 
     async def run(self) -> NoReturn:
         pause = RETRY_S
@@ -99,10 +94,10 @@ class Shipper:
             self._look_at = begun + LOOK_S
         for segment in list(self._segments):
             await self._ship(segment)
-        for began_at, gap in list(self._gaps.items()):
+        for began_at, gap in list(self.gaps.items()):
             await upsert_gap(self._store, gap)
-            if self._gaps.get(began_at) is gap:  # else it grew meanwhile
-                del self._gaps[began_at]
+            if self.gaps.get(began_at) is gap:  # else it grew meanwhile
+                del self.gaps[began_at]
         self.shipped_until = begun
 
     async def close(self) -> None:
