@@ -129,21 +129,21 @@ def read_span_traces(
         raise ImportFileError(
             f"{place}: none of {len(spans)} spans is a call of the {dialect} dialect"
         )
-    calls = []
+    calls, agents = [], Agents(by_id)
     for span in found:
         try:
-            calls.append(_captured(span, reader, by_id))
+            calls.append(_captured(span, reader, agents))
         except ImportFileError as error:
             leave_out(error)
     yield from captured_traces(calls, agent_id)
 
 
-def _captured(span: Span, reader: SpanReader, by_id: SpansById) -> CapturedCall:
+def _captured(span: Span, reader: SpanReader, agents: "Agents") -> CapturedCall:
     return CapturedCall(
         place=span.place,
         call_id=span.span_id,
         conversation=span.text(reader.conversation) or span.trace_id,
-        agent=agent_of(span, by_id, reader),
+        agent=agents.agent_of(span, reader),
         start=span.start,
         end=span.end,
         call=reader.read_call(span),
@@ -167,17 +167,35 @@ def reader_of(span: Span) -> SpanReader | None:
     return next((one for one in readers if span.text(one.kind) or one.is_call(span)), None)
 
 
-def agent_of(span: Span, by_id: SpansById, reader: SpanReader) -> str | None:
-    """Return the agent that the span or the nearest span around it names, else the service."""
-    around: Span | None = span
-    seen: set[str] = set()
-    while around is not None and around.span_id not in seen:
-        if name := next(filter(None, map(around.text, reader.agent)), None):
+class Agents:
+    """The agents of spans. Each span is looked at once, however many are inside it."""
+
+    def __init__(self, by_id: SpansById) -> None:
+        self._by_id = by_id
+        self._known: dict[tuple[str, ...], str | None] = {}  # by the names' keys, trace and span
+
+    def agent_of(self, span: Span, reader: SpanReader) -> str | None:
+        """Return the agent that the span or the nearest span around it names, else the service."""
+        if name := self._named(span, reader.agent):
             return name
-        seen.add(around.span_id)
-        around = by_id.get((around.trace_id, around.parent_id))
-    service = span.resource.get("service.name")
-    return str(service) if service and not str(service).startswith(_UNNAMED) else None
+        service = span.resource.get("service.name")
+        return str(service) if service and not str(service).startswith(_UNNAMED) else None
+
+    def _named(self, span: Span, keys: tuple[str, str]) -> str | None:
+        around: Span | None = span
+        inside: list[tuple[str, ...]] = []
+        name: str | None = None
+        while around is not None and name is None:
+            place = (*keys, around.trace_id, around.span_id)
+            if place in self._known:
+                name = self._known[place]
+                break
+            self._known[place] = None  # a span may be inside itself
+            inside.append(place)
+            name = next(filter(None, map(around.text, keys)), None)
+            around = self._by_id.get((around.trace_id, around.parent_id))
+        self._known |= dict.fromkeys(inside, name)
+        return name
 
 
 def _is_otel_call(span: Span) -> bool:

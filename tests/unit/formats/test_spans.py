@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from babylon.formats.spans import Dialect, read_span_traces
+from babylon.formats.otlp import Span
+from babylon.formats.spans import Agents, Dialect, read_span_traces, reader_of
 from babylon.formats.trace import ImportFileError, Trace
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.traces import NOON, document, message
@@ -237,3 +238,38 @@ def test_spans_that_cannot_be_read_are_named(attributes: dict[str, Any], message
 def test_what_is_no_otlp_is_named(export: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportFileError, match=f"f:1: .*{message}"):
         read(export)
+
+
+def test_the_agent_of_each_span_in_a_deep_chain_is_found_with_one_look_around_it() -> None:
+    looks: list[tuple[str, str]] = []
+
+    class Counted(dict[tuple[str, str], Span]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            looks.append(key)
+            return super().get(key, default)
+
+    def span(number: int, parent: int, **attributes: Any) -> Span:
+        return Span(
+            place="here",
+            trace_id="a",
+            span_id=str(number),
+            parent_id=str(parent),
+            name="x",
+            start=NOON,
+            end=NOON,
+            attributes={"gen_ai.operation.name": "chat", **attributes},
+            resource={"service.name": f"service {number}"},
+        )
+
+    chain = [span(number, number - 1) for number in range(500)]
+    chain[100] = span(100, 99, **{"gen_ai.agent.name": "clerk"})
+    chain.append(span(500, 501))
+    chain.append(span(501, 500))  # inside each other
+    reader = reader_of(chain[0])
+    agents = Agents(Counted({(one.trace_id, one.span_id): one for one in chain}))
+    assert reader
+    found = [agents.agent_of(one, reader) for one in reversed(chain)]
+    expected = [f"service {number}" for number in (501, 500)]
+    expected += ["clerk"] * 400 + [f"service {number}" for number in range(99, -1, -1)]
+    assert found == expected
+    assert len(looks) == len(chain)

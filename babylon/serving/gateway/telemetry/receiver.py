@@ -18,7 +18,7 @@ from pydantic_core import PydanticSerializationError
 from babylon.core.errors import ServingError, reason_of
 from babylon.core.text import storable_json
 from babylon.formats.otlp import RawSpan, Span, read_span
-from babylon.formats.spans import agent_of, reader_of
+from babylon.formats.spans import Agents, reader_of
 from babylon.formats.trace import ImportFileError
 from babylon.quality.decode import is_deep
 from babylon.serving.gateway.asgi import Headers, Receive, Response, Scope, read_body
@@ -155,10 +155,10 @@ class _Batch:
                 spans.append(_checked(read_span(one)))
             except _UNREADABLE as error:
                 self._reject(one.place, error)
-        by_id = {(span.trace_id, span.span_id): span for span in spans}
+        agents = Agents({(span.trace_id, span.span_id): span for span in spans})
         for span in spans:
             try:
-                told = _told(caller, span, by_id)
+                told = _told(caller, span, agents)
                 self.told.append((span, told, _encoded(span, told)))
             except _UNREADABLE as error:
                 self._reject(span.place, error)
@@ -213,7 +213,7 @@ def _checked(span: Span) -> Span:
     return span
 
 
-def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) -> PlaySpan | None:
+def _told(caller: Principal, span: Span, agents: Agents) -> PlaySpan | None:
     """Return what the span tells, ``None`` if it is of no model, tool or agent.
 
     Raises:
@@ -251,7 +251,7 @@ def _told(caller: Principal, span: Span, by_id: Mapping[tuple[str, str], Span]) 
         )
     elif not reader.is_agent(span):  # an embedding, say: without calls it makes no trajectory
         return None
-    agent_id = _agent(caller, agent_of(span, by_id, reader))
+    agent_id = _agent(caller, agents.agent_of(span, reader))
     return PlaySpan(at=span.start, agent_id=agent_id, call_id=call_id, call=call, action=action)
 
 
