@@ -158,7 +158,8 @@ async def prompt_bytes(connection: Connection, play: StoredPlay, call_ids: Seque
 async def played_calls(
     connection: Connection, play: StoredPlay, call_ids: Sequence[str]
 ) -> list[PlayedCall]:
-    """Return the calls of the trajectory's key that name the trajectory, or have these ids."""
+    """Return the calls of the trajectory's key that have these ids, or name the trajectory and were
+    not interrupted."""
     rows = await connection.fetch(_CALLS, play.trajectory_id, play.key_id, list(call_ids))
     return [PlayedCall(**row) for row in rows]
 
@@ -244,7 +245,12 @@ SELECT coalesce(sum(size), 0)::bigint FROM (
 ) AS stored
 """
 
-_OF_PLAY = "(trajectory_id = $1 OR call_id = ANY($3::text[])) AND key_id = $2"
+# A client repeats a call after its timeout. The interrupted one is no part of the play, unless a
+# step says so.
+_OF_PLAY = """
+(call_id = ANY($3::text[]) OR (trajectory_id = $1 AND finish_reason <> 'interrupted'))
+AND key_id = $2
+"""
 _PROMPTS = f"""
 SELECT coalesce(sum(octet_length(messages)), 0)::bigint FROM babylon.calls WHERE {_OF_PLAY}
 """

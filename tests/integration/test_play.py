@@ -342,6 +342,26 @@ async def test_ids_alone_tie_calls_without_headers_to_a_step(stack: Stack, agent
     assert [row["trajectory_id"] for row in await stack.rows()] == ["t"]
 
 
+async def test_an_interrupted_call_is_in_a_step_only_if_a_step_names_it(
+    stack: Stack, agent: Player
+) -> None:
+    for trajectory, named in (("t", False), ("u", True)):
+        headers = {"x-babylon-agent": trajectory, "x-babylon-step": "0"}
+        first, second = [
+            (await agent.chat(trajectory, headers=headers, seed=seed)).parse().id for seed in (1, 2)
+        ]
+        await stack.rows()
+        await stack.store.pool.execute(
+            "UPDATE babylon.calls SET finish_reason = 'interrupted' WHERE call_id = $1", first
+        )
+        *_, finish = await agent.ok(
+            {"type": "start", "trajectory_id": trajectory, "agent_id": trajectory, "at": at(0)},
+            step(trajectory, 0, calls=[first, second] if named else [second]),
+            {"type": "finish", "trajectory_id": trajectory},
+        )
+        assert finish["calls"] == 1 + named
+
+
 async def test_a_call_that_is_named_again_is_in_one_step(
     stack: Stack, agent: Player, settings: Settings
 ) -> None:
