@@ -35,7 +35,12 @@ async def retire(settings: Settings) -> tuple[int, ...]:
             with _noted(failures):
                 versions = await retire_checkpoints(store, settings)
             with _noted(failures):
-                await retire_play(store, settings.home, settings.windows)
+                await retire_play(
+                    store,
+                    settings.home,
+                    settings.windows,
+                    repository=settings.publish.repository,
+                )
     with _noted(failures):
         remove_old_results(settings.home)
     with _noted(failures):

@@ -68,10 +68,10 @@ def spent(
     - a worker holds it,
     - its checkpoint is committed and not yet judged,
     - its checkpoint exists: after a rollback its play may be trained again,
-    - this home publishes, and it was trained but not published.
+    - somebody publishes, and it was trained but not published.
 
     Args:
-        published: windows with a file of the dataset; None for a home that publishes nothing.
+        published: windows in a repository of the dataset; None if nobody publishes.
     """
     spans = [(one, parse_window_id(one.window_id, one.minutes)) for one in windows]
     in_use: defaultdict[date, list[Window]] = defaultdict(list)  # no window crosses midnight

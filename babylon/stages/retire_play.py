@@ -20,6 +20,7 @@ from babylon.store.call_partitions import remove_calls
 from babylon.store.connection import Store
 from babylon.store.play_in_use import (
     WindowUse,
+    published_since,
     remove_play,
     running_experiment_began,
     window_uses,
@@ -45,9 +46,16 @@ class RetiredPlay:
 
 
 async def retire_play(
-    store: Store, home: Home, windows: WindowSettings, *, now: datetime | None = None
+    store: Store,
+    home: Home,
+    windows: WindowSettings,
+    *,
+    repository: str | None = None,
+    now: datetime | None = None,
 ) -> RetiredPlay:
     """Remove the play that is older than ``RETENTION_DAYS`` and not in use; 0 keeps all of it.
+
+    ``repository``: that of ``PUBLISH_TO``, if this host has it.
 
     Each window is one transaction, and files go after the rows that name them, so an interrupted
     run leaves nothing inconsistent and the next one goes on.
@@ -64,7 +72,7 @@ async def retire_play(
         if other:
             log.info("%s runs: this one removes no play", other)
             return RetiredPlay()
-        published = await published_windows(store, home)
+        published = await published_windows(store, repository, before)
         uses = await window_uses(store)
         old = spent(uses, before=before, published=published)
         # One window after the other, because many deletes at once would slow the gateways' inserts.
@@ -90,15 +98,18 @@ async def retire_play(
     return retired
 
 
-async def published_windows(store: Store, home: Home) -> frozenset[str] | None:
-    """Return the windows whose play was written for the dataset; None if nothing was written yet.
+async def published_windows(
+    store: Store, repository: str | None, before: datetime
+) -> frozenset[str] | None:
+    """Return the windows whose play is in a repository; None if nobody publishes.
 
-    These are the windows of the ledger, whichever host published them, and those with a file in
-    this home, which may have no repository.
+    Somebody does if this host has a repository, or if any host published since ``before``: a block
+    or another host's environment may name it. The ledger decides, because files of this home may be
+    lost with its disk.
     """
-    found = await asyncio.to_thread(lambda: list(home.datasets.glob("trajectories/*/*.parquet")))
-    written = {*filter(None, (_window_of(path.name) for path in found))}
-    return frozenset(written | await published_window_ids(store)) or None
+    if not repository and not await published_since(store, before):
+        return None
+    return await published_window_ids(store)
 
 
 def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:

@@ -62,6 +62,14 @@ async def running_experiment_began(store: Store) -> datetime | None:
     return began
 
 
+async def published_since(store: Store, moment: datetime) -> bool:
+    """Return True if any host entered a file in the ledger of the dataset since the moment."""
+    found: bool = await store.pool.fetchval(
+        "SELECT EXISTS (SELECT FROM babylon.published WHERE published_at >= $1)", moment
+    )
+    return found
+
+
 async def remove_play(store: Store, window: Window, before: datetime) -> bool:
     """Remove a window's rows, and in a database of ours the game's rows of its time.
 

@@ -103,7 +103,7 @@ async def test_a_step_of_retention_that_fails_stops_no_other(
     ran: list[str] = []
 
     def failing(name: str) -> Callable[..., int]:
-        def fail(*_: object) -> int:
+        def fail(*_: object, **__: object) -> int:
             ran.append(name)
             raise OSError(f"{name} failed")
 

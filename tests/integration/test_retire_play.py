@@ -290,25 +290,62 @@ async def test_a_running_experiment_keeps_the_play_since_it_began(
     assert (await retire(store, ready, day(70).end)).windows == 1
 
 
+FIRST = PublishedFile(
+    repository="owner/play",
+    config="trajectories",
+    window_id=day(0).id,
+    path="trajectories/x.parquet",
+    sha256="0",
+    bytes=1,
+    rows=PLAYERS,
+    agents=("a",),
+    trajectory_ids=(),
+    revision="1",
+)
+
+
 async def test_play_that_another_host_has_not_published_yet_stays(
     store: Store, ready: Settings
 ) -> None:
     for number in (0, 1):
         await play(store, ready, day(number))
-    first = PublishedFile(
-        repository="owner/play",
-        config="trajectories",
-        window_id=day(0).id,
-        path="trajectories/x.parquet",
-        sha256="0",
-        bytes=1,
-        rows=PLAYERS,
-        agents=("a",),
-        trajectory_ids=(),
-        revision="1",
-    )
-    await record_published(store, [first])
+    await record_published(store, [FIRST])
     retired = await retire_play(store, ready.home, ready.windows, now=day(60).start)
     assert retired.windows == 1
     kept = await store.pool.fetch("SELECT DISTINCT window_id FROM babylon.collected")
     assert [row["window_id"] for row in kept] == [day(1).id]
+    # Nobody has published for longer than play is kept, so nobody will.
+    await store.pool.execute("UPDATE babylon.published SET published_at = $1", day(29).start)
+    assert (await retire(store, ready, day(60).start)).windows == 1
+
+
+async def test_with_publish_to_the_ledger_alone_says_what_is_published(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(0))
+    await play(store, ready, day(1))
+    written = ready.home.datasets / "trajectories" / "2026-01"
+    written.mkdir(parents=True)
+    (written / "2026-01-02T00-00-train-00000000.parquet").write_bytes(b"not sent yet")
+
+    async def removed(repository: str | None) -> int:
+        retired = await retire_play(
+            store, ready.home, ready.windows, repository=repository, now=day(60).start
+        )
+        return retired.windows
+
+    assert await removed("owner/play") == 0
+    await record_published(store, [FIRST])
+    assert await removed("owner/play") == 1
+
+
+async def test_without_publishing_play_goes_although_the_files_of_the_dataset_are_lost(
+    store: Store, ready: Settings
+) -> None:
+    """Another pod wrote the file of the first window to a disk that is gone."""
+    await play(store, ready, day(0))
+    await play(store, ready, day(1))
+    written = ready.home.datasets / "trajectories" / "2026-01"
+    written.mkdir(parents=True)
+    (written / "2026-01-02T00-00-train-00000000.parquet").write_bytes(b"x")
+    assert (await retire(store, ready, day(60).start)).windows == 2
