@@ -21,6 +21,7 @@ from babylon.store.connection import Store
 from babylon.store.play_in_use import (
     WindowUse,
     published_since,
+    remove_observations,
     remove_play,
     running_experiment_began,
     window_uses,
@@ -89,8 +90,10 @@ async def retire_play(
             for one in uses
             if not (one.retired and one.window_id in old)
         ]
-        calls = await remove_calls(store, before, [one for one in kept if one.start < before])
-        await remove_plays(store, before, [one for one in kept if one.start < before])
+        kept = [one for one in kept if one.start < before]
+        calls = await remove_calls(store, before, kept)
+        await remove_plays(store, before, kept)
+        await remove_observations(store, before, kept)
         files = await asyncio.to_thread(_remove_files, home, await window_uses(store))
     retired = RetiredPlay(windows=sum(removed), calls=calls, files=files)
     if retired != RetiredPlay():

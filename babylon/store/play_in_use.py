@@ -4,14 +4,15 @@ The rows of ``windows`` and ``trained`` stay for ever: they are what keeps a win
 from being trained twice.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 from babylon.core.windows import GAME_MINUTES, Window, WindowState, outcome_ids, window_at
-from babylon.store.connection import Store
+from babylon.store.connection import Store, affected
 
 _BY_WINDOW = (
-    *("scores", "rejections", "collected", "judgments", "observations", "late"),
+    *("scores", "rejections", "collected", "judgments", "late"),
     *("attempts", "window_health", "sampled_replies"),
 )
 
@@ -90,6 +91,12 @@ async def remove_play(store: Store, window: Window, before: datetime) -> bool:
             await connection.execute(
                 f"DELETE FROM babylon.{table} WHERE window_id = $1", window.key
             )
+        # Settings and fitness of siblings stay. ``trained`` has the play of the chosen one.
+        await connection.execute(
+            "UPDATE babylon.siblings SET trajectory_ids = '{}'"
+            " WHERE window_id = $1 AND trajectory_ids <> '{}'",
+            window.key,
+        )
         await connection.execute(
             "DELETE FROM babylon.training_jobs WHERE window_id = $1"
             " AND status IN ('done', 'failed', 'expired')",
@@ -109,6 +116,32 @@ async def remove_play(store: Store, window: Window, before: datetime) -> bool:
         )
         return True
 
+
+async def remove_observations(store: Store, before: datetime, kept: Collection[Window]) -> None:
+    """Remove observations from ``before``, except those in the time of ``kept`` windows.
+
+    Windows that nobody claimed have some too. The newest of a question stay: a later window needs
+    them to tell whether the question is open.
+    """
+    times = [one.start for one in kept], [one.end for one in kept]
+    while affected(await store.pool.execute(_OBSERVED, before, *times, _PORTION)) == _PORTION:
+        pass
+
+
+_PORTION = 5000  # rows that a statement removes: millions take longer than a query may
+# By place, because a tracker that merges into a row gives it another place, and the row stays.
+_OBSERVED = """
+DELETE FROM babylon.observations WHERE ctid = ANY(ARRAY(
+    SELECT o.ctid FROM babylon.observations o
+    WHERE o.last_at < $1
+      AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
+                      WHERE o.first_at >= w.starts AND o.first_at < w.ends)
+      AND (o.kind = 'price' OR EXISTS (
+          SELECT FROM babylon.observations newer
+          WHERE newer.kind = o.kind AND newer.name = o.name AND newer.window_id > o.window_id))
+    LIMIT $4
+))
+"""
 
 _USES = """
 SELECT w.window_id, w.minutes, w.state, coalesce(w.lease_until > now(), false) AS leased,

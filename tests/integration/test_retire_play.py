@@ -18,8 +18,11 @@ from babylon.store import Store
 from babylon.store.backup_lock import backup_lock
 from babylon.store.calls import insert_calls
 from babylon.store.late import note_late
+from babylon.store.observations import MarketObservation, ObservedValue, ValueKind
+from babylon.store.observations import keep as keep_observations
 from babylon.store.play_in_use import remove_play
 from babylon.store.policies import ensure_base
+from babylon.store.population import MemberRow, add_generation
 from babylon.store.published import PublishedFile, record_published
 from babylon.store.windows import claim_window, get_window, set_state
 from tests.integration.test_checks import call
@@ -349,3 +352,62 @@ async def test_without_publishing_play_goes_although_the_files_of_the_dataset_ar
     written.mkdir(parents=True)
     (written / "2026-01-02T00-00-train-00000000.parquet").write_bytes(b"x")
     assert (await retire(store, ready, day(60).start)).windows == 2
+
+
+async def test_the_trajectories_of_siblings_go_with_the_play_and_their_fitness_stays(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(0))
+    founder = MemberRow(generation=0, member=0, parent=None, origin="founder", genes={})
+    await add_generation(store, [founder])
+    await store.pool.execute(
+        "INSERT INTO babylon.siblings (window_id, batch_id, generation, member, parent_version,"
+        " uri, fitness, trajectory_ids) VALUES ($1, 'b', 0, 0, 0, '', 1.5, '{a,b}')",
+        day(0).key,
+    )
+    await retire(store, ready, day(20).end)
+    siblings = "SELECT fitness, trajectory_ids FROM babylon.siblings"
+    assert tuple(*await store.pool.fetch(siblings)) == (1.5, ["a", "b"])
+    await retire(store, ready, day(60).end)
+    assert tuple(*await store.pool.fetch(siblings)) == (1.5, [])
+
+
+async def test_old_observations_go_also_of_windows_that_nobody_claimed(
+    store: Store, ready: Settings
+) -> None:
+    await play(store, ready, day(2))
+    await store.pool.execute(
+        "UPDATE babylon.windows SET lease_until = now() + interval '1 hour' WHERE window_id = $1",
+        day(2).key,
+    )
+    seen = [
+        ("price", "T", 0),
+        ("price", "T", 2),  # of a window in use
+        ("price", "T", 40),
+        ("probability", "open", 0),
+        ("probability", "open", 1),
+        ("probability", "ended", 0),
+        ("resolution", "ended", 1),
+    ]
+    async with store.pool.acquire() as connection:
+        await keep_observations(connection, [observation(*one) for one in seen])
+    await retire(store, ready, day(60).start)
+    rows = await store.pool.fetch("SELECT kind, name, window_id FROM babylon.observations")
+    assert {(row["kind"], row["name"], row["window_id"]) for row in rows} == {
+        ("price", "T", day(2).id),
+        ("price", "T", day(40).id),
+        ("probability", "open", day(1).id),
+        ("probability", "ended", day(0).id),
+        ("resolution", "ended", day(1).id),
+    }
+
+
+def observation(kind: str, name: str, number: int) -> MarketObservation:
+    window = day(number)
+    return MarketObservation(
+        kind=ValueKind(kind),
+        name=name,
+        window_id=window.id,
+        question=None if kind == "price" else f"{name}?",
+        seen=ObservedValue((window.start, 1.0), (window.start, 1.0)),
+    )
