@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from babylon.store.call_partitions import remove_calls
 from babylon.store.connection import Store
 from babylon.store.play_in_use import (
     WindowUse,
+    held_as,
     published_since,
     remove_observations,
     remove_play,
@@ -94,7 +96,7 @@ async def retire_play(
         calls = await remove_calls(store, before, kept)
         await remove_plays(store, before, kept)
         await remove_observations(store, before, kept)
-        files = await asyncio.to_thread(_remove_files, home, await window_uses(store))
+        files = await _remove_files(store, home, await window_uses(store))
     retired = RetiredPlay(windows=sum(removed), calls=calls, files=files)
     if retired != RetiredPlay():
         log.info("removed what is older than %s and not in use: %s", f"{before:%F}", retired)
@@ -115,19 +117,32 @@ async def published_windows(
     return await published_window_ids(store)
 
 
-def _remove_files(home: Home, uses: Iterable[WindowUse]) -> int:
-    """Delete the artifacts of finished windows, except the last scoring, and old reports."""
+async def _remove_files(store: Store, home: Home, uses: Iterable[WindowUse]) -> int:
+    """Delete the artifacts of finished windows, except the last scoring, and old reports.
+
+    While the files of a window go, no worker can claim it: on another host, a new run of it finds
+    the same file in the object store, and takes it for its own.
+    """
     windows = {one.window_id: one for one in uses}
     named = {home.resolve(uri) for one in windows.values() for uri in one.artifacts}
     removed = 0
-    for path in _old_files(home):
-        window = windows.get(_window_of(path.name) or "")
+    for window_id, paths in (await asyncio.to_thread(_old_files, home)).items():
+        window = windows.get(window_id)
         # a window of another database that shares the home is left alone
-        if window is None or window.state not in AT_REST or str(path) in named:
+        if window is None or window.state not in AT_REST:
             continue
+        if unnamed := [path for path in paths if str(path) not in named]:
+            async with held_as(store, window) as held:
+                if held:
+                    await asyncio.to_thread(_remove_all, home, unnamed)
+                    removed += len(unnamed)
+    retired = {one.window_id for one in windows.values() if one.retired}
+    return removed + await asyncio.to_thread(_remove_reports, home, retired)
+
+
+def _remove_all(home: Home, paths: Iterable[Path]) -> None:
+    for path in paths:
         remove(home, path)
-        removed += 1
-    return removed + _remove_reports(home, {w.window_id for w in windows.values() if w.retired})
 
 
 def _remove_reports(home: Home, retired: Collection[str]) -> int:
@@ -138,13 +153,14 @@ def _remove_reports(home: Home, retired: Collection[str]) -> int:
     return len(old)
 
 
-def _old_files(home: Home) -> list[Path]:
+def _old_files(home: Home) -> dict[str, list[Path]]:
+    """Return window id → its artifacts that no run can still be about to commit."""
     limit = time.time() - UNFINISHED_S
-    found = []
+    found: defaultdict[str, list[Path]] = defaultdict(list)
     for path in names(home, home.artifacts):
         with suppress(FileNotFoundError):
             if path.suffix == ".parquet" and changed_at(home, path) < limit:
-                found.append(path)
+                found[_window_of(path.name) or ""].append(path)
     return found
 
 

@@ -4,9 +4,12 @@ The rows of ``windows`` and ``trained`` stay for ever: they are what keeps a win
 from being trained twice.
 """
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+
+import asyncpg
 
 from babylon.core.windows import GAME_MINUTES, Window, WindowState, outcome_ids, window_at
 from babylon.store.connection import Store, affected
@@ -41,17 +44,27 @@ class WindowUse:
 
 async def window_uses(store: Store) -> list[WindowUse]:
     """Return the uses of every window that was ever claimed."""
-    rows = await store.pool.fetch(_USES)
-    return [
-        WindowUse(
-            **{
-                **row,
-                "state": WindowState(row["state"]),
-                "artifacts": tuple(uri for uri in row["artifacts"] if uri),
-            }
+    return [_use(row) for row in await store.pool.fetch(_USES)]
+
+
+@asynccontextmanager
+async def held_as(store: Store, use: WindowUse) -> AsyncIterator[bool]:
+    """Yield True if the window is still as read; no worker can claim it until the block ends.
+
+    A window that a worker is about to claim is skipped, not waited for.
+    """
+    async with store.pool.acquire() as connection, connection.transaction():
+        # An object store may need longer to delete than a session may rest.
+        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        row = await connection.fetchrow(
+            f"{_USES} WHERE w.window_id = $1 FOR UPDATE OF w SKIP LOCKED", use.window_id
         )
-        for row in rows
-    ]
+        yield row is not None and _use(row) == use
+
+
+def _use(row: asyncpg.Record) -> WindowUse:
+    artifacts = tuple(uri for uri in row["artifacts"] if uri)
+    return WindowUse(**{**row, "state": WindowState(row["state"]), "artifacts": artifacts})
 
 
 async def running_experiment_began(store: Store) -> datetime | None:

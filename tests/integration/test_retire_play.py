@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from babylon.core.artifacts import write_artifact
+from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.types import Scored
 from babylon.core.windows import Window, WindowState
@@ -20,7 +21,7 @@ from babylon.store.calls import insert_calls
 from babylon.store.late import note_late
 from babylon.store.observations import MarketObservation, ObservedValue, ValueKind
 from babylon.store.observations import keep as keep_observations
-from babylon.store.play_in_use import remove_play
+from babylon.store.play_in_use import remove_play, window_uses
 from babylon.store.policies import ensure_base
 from babylon.store.population import MemberRow, add_generation
 from babylon.store.published import PublishedFile, record_published
@@ -186,7 +187,7 @@ async def test_a_window_that_is_claimed_meanwhile_and_a_foreign_games_rows_stay(
     await play(store, ready, day(0))
     async with store.pool.acquire() as other, other.transaction():
         await other.execute("SELECT FROM babylon.windows FOR UPDATE")
-        assert await retire(store, ready, day(70).end) == RetiredPlay(files=3)
+        assert await retire(store, ready, day(70).end) == RetiredPlay()
     assert (await sizes(store, ready))["calls"] == PLAYERS  # it will be collected with its calls
     foreign = replace(store, game_tables_ours=False)
     assert (await retire(foreign, ready, day(70).end)).windows == 1
@@ -262,6 +263,36 @@ async def test_the_intermediate_files_of_a_finished_window_go_at_once_and_of_no_
         "2026-01-08T00-00-scored",
     ]  # fmt: skip
     assert Path(ready.home.resolve(young.uri)).exists()
+
+
+async def test_a_file_that_another_host_takes_up_again_stays_in_the_store(
+    store: Store, ready: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (Home(root=tmp_path / name, store=f"file://{tmp_path}/bucket") for name in "ab")
+    frame, window, list_old = pl.DataFrame({"x": [1]}), day(0), stage._old_files
+    claim = await claim_window(store, window, owner="there", lease_s=60)
+    written = write_artifact(there, frame, window_id=window.key, stage="scored")
+    await set_state(store, claim, WindowState.FAILED, reason="no judge")
+    (stored,) = (tmp_path / "bucket").rglob("*.parquet")
+    _age(stored)
+
+    def taken_up_meanwhile(home: Home) -> dict[str, list[Path]]:
+        """The other host tries the window again and makes the same file, which is there already."""
+        found = list_old(home)
+        assert write_artifact(there, frame, window_id=window.key, stage="scored") == written
+        return found
+
+    monkeypatch.setattr(stage, "_old_files", taken_up_meanwhile)
+    uses = await window_uses(store)
+    again = await claim_window(store, window, owner="there", lease_s=60)
+    assert await stage._remove_files(store, here, uses) == 0 and stored.exists()
+    await set_state(store, again, WindowState.FAILED, reason="no judge")
+    assert await stage._remove_files(store, here, uses) == 0 and stored.exists()  # another epoch
+    async with store.pool.acquire() as other, other.transaction():
+        await other.execute("SELECT FROM babylon.windows FOR UPDATE")  # about to claim it
+        assert await stage._remove_files(store, here, await window_uses(store)) == 0
+    assert await stage._remove_files(store, here, await window_uses(store)) == 1
+    assert not stored.exists()
 
 
 async def test_nothing_is_removed_during_a_backup(store: Store, ready: Settings) -> None:
