@@ -191,6 +191,7 @@ async def test_news_reach_prefect_once_although_it_was_away_and_the_supervisor_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(news, "LOOK_S", 0.02)
+    monkeypatch.setattr(news, "SETTLE_S", 0)
     api, heard = prefect
     endings = {LATER: WindowState.FAILED, parse_window_id("2025-11-14T12:00"): WindowState.SKIPPED}
     for window, state in endings.items():
@@ -211,6 +212,46 @@ async def test_news_reach_prefect_once_although_it_was_away_and_the_supervisor_w
     ]
 
 
+async def test_two_workers_tell_each_event_once_although_prefect_writes_it_later(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "LOOK_S", 0.02)
+    monkeypatch.setattr(news, "SETTLE_S", 0.6)
+    sent, written, asked_again = list[str](), list[str](), asyncio.Event()
+
+    async def take(request: web.Request) -> web.Response:
+        ids = [event["id"] for event in await request.json()]
+        sent.extend(ids)
+        # The loop that runs both tellers runs this timer before the end of their longer wait.
+        asyncio.get_running_loop().call_later(0.2, written.extend, ids)
+        return web.Response(status=204)
+
+    async def find(request: web.Request) -> web.Response:
+        ids = (await request.json())["filter"]["id"]["id"]
+        if written:
+            asked_again.set()
+        return web.json_response({"events": [{"id": one} for one in written if one in ids]})
+
+    application = web.Application()
+    application.router.add_post("/api/events", take)
+    application.router.add_post("/api/events/filter", find)
+    await claim_window(store, LATER, owner="one", lease_s=60)
+    async with (
+        TestServer(application, host="127.0.0.1") as server,
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(30),
+    ):
+        api, opening = PrefectApi(url=api_url(server.port or 0)), partial(open_store, settings)
+        workers = [
+            asyncio.create_task(tell_news(opening, settings.windows, http, api)) for _ in range(2)
+        ]
+        await asked_again.wait()  # by the worker that did not tell
+        for one in workers:
+            one.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    assert len(sent) == 1
+
+
 async def test_a_window_that_changes_again_hours_later_alerts_once(
     store: Store,
     settings: Settings,
@@ -218,6 +259,7 @@ async def test_a_window_that_changes_again_hours_later_alerts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(news, "LOOK_S", 0.02)
+    monkeypatch.setattr(news, "SETTLE_S", 0)
     api, heard = prefect
     await claim_window(store, LATER, owner="one", lease_s=60)
     level = {"judge_level": "heuristic"}

@@ -1,7 +1,8 @@
 """Events of windows and policies, read from Postgres and sent to Prefect.
 
-Postgres holds the changes of workers, terminals, the command line and the status page alike. The
-supervisor therefore reads them there, and this module alone names the events.
+Postgres holds the changes of workers, terminals, the command line and the status page alike. A
+supervisor, or a worker of the pool ``cpu``, therefore reads them there, and this module alone names
+the events.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from babylon.core.settings import WindowSettings
 from babylon.core.windows import MAX_ATTEMPTS, Clock
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
+from babylon.ops.up.turns import telling
 from babylon.stages.freshness import stale_play
 from babylon.store import Store
 from babylon.store.approvals import Approval, open_approvals
@@ -26,7 +28,8 @@ from babylon.store.connection import clock_of
 from babylon.store.flow_state import newest_play
 
 LOOK_S = 30.0
-BACK = timedelta(hours=1)  # so that a restart of the supervisor loses nothing
+SETTLE_S = 10.0  # Prefect writes events after five seconds, and the next teller asks it for them
+BACK = timedelta(hours=1)  # so that a restart loses nothing
 # Prefect forgets an event after seven days, and would then alert again at each start.
 _MEMORY = timedelta(days=6)
 _PAGE = 50  # events that Prefect's API returns at most
@@ -68,21 +71,27 @@ async def tell_news(
     http: aiohttp.ClientSession,
     api: PrefectApi,
 ) -> None:
-    """Send new events to Prefect until cancelled. Events that it does not take are sent later."""
+    """Send new events to Prefect until cancelled. Events that it does not take are sent later.
+
+    Processes of one database take turns, so that each event alerts once.
+    """
     since: datetime | None = None
     told = set[UUID]()
     while True:
         try:
-            async with opening() as store:
-                now = (await _clock(store)).now
-                found = await read_news(store, windows, since or now - BACK)
-            # Prefect's memory is longer: this supervisor may have started just now, or have
-            # forgotten news of a window that changed again.
-            told |= await _heard(http, api, [one.key for one in found if one.key not in told])
-            if fresh := [one.body() for one in found if one.key not in told]:
-                await call(http, api, "POST", "events", fresh)
-            told = {one.key for one in found}
-            since = now - BACK  # again, because a commit becomes visible after its time
+            async with opening() as store, telling(store) as ours:
+                if ours:
+                    now = (await _clock(store)).now
+                    found = await read_news(store, windows, since or now - BACK)
+                    # Prefect's memory is longer: this process may have started just now, or have
+                    # forgotten news of a window that changed again, and others tell news too.
+                    keys = [one.key for one in found if one.key not in told]
+                    told |= await _heard(http, api, keys)
+                    if fresh := [one.body() for one in found if one.key not in told]:
+                        await call(http, api, "POST", "events", fresh)
+                        await asyncio.sleep(SETTLE_S)
+                    told = {one.key for one in found}
+                    since = now - BACK  # again, because a commit becomes visible after its time
         except Exception as error:  # nothing here may end the supervisor, and with it all services
             log.warning("news cannot be told to Prefect now: %r", error)
         await asyncio.sleep(LOOK_S)

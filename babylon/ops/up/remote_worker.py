@@ -23,6 +23,8 @@ from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
 from babylon.ops.up.services import clear_scratch, environment, worker_service
 from babylon.ops.up.take_up import take_up_lost
+from babylon.ops.up.teller import Teller
+from babylon.ops.up.turns import setting_up
 from babylon.store import open_store
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class RemoteWorker:
         """Work until SIGINT or SIGTERM. A worker that dies is started again.
 
         The pools are created if they are missing. A worker of the pool ``cpu`` also applies the
-        deployments, and hands lost windows to another worker.
+        deployments, hands lost windows to another worker, and tells news, as a supervisor does.
 
         Raises:
             ConfigError: A setting that all machines share is missing.
@@ -63,7 +65,8 @@ class RemoteWorker:
             await create_pools(http, api)
             # A GPU's machine is started often, and the commands of Prefect take half a minute.
             if self.pool == "cpu":
-                await set_up_prefect(http, api, ours)
+                async with open_store(settings) as store, setting_up(store):
+                    await set_up_prefect(http, api, ours)
             for name, devices in self._workers():
                 service = worker_service(settings.home, api, self.pool, name, ours | devices)
                 await stack.enter_async_context(supervised(service, processes.recorder()))
@@ -74,6 +77,8 @@ class RemoteWorker:
                 opening = partial(open_store, settings)
                 lost = take_up_lost(opening, settings.windows.lease_s, http, api)
                 await stack.enter_async_context(in_background(lost))
+                teller = Teller(settings, http, api)
+                await stack.enter_async_context(in_background(teller.set_up_and_tell()))
             await stop.wait()
 
     def _require_shared(self) -> None:

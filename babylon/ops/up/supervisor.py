@@ -32,7 +32,6 @@ from babylon.core.processes import (
 )
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api
-from babylon.ops.up.alerts import set_up_alerts
 from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.in_force import (
     changed_settings,
@@ -41,7 +40,6 @@ from babylon.ops.up.in_force import (
     note_problem,
     write_in_force,
 )
-from babylon.ops.up.news import tell_news
 from babylon.ops.up.prefect_setup import create_pools, prefect_database, set_up_prefect
 from babylon.ops.up.services import (
     UpService,
@@ -52,12 +50,12 @@ from babylon.ops.up.services import (
 )
 from babylon.ops.up.slots import free_unheld_slots
 from babylon.ops.up.take_up import take_up_lost
+from babylon.ops.up.teller import RETRY_S, Teller
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, open_store
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
-RETRY_S = 15.0  # Prefect may be away, or lack the block of ALERT_BLOCK
 GUARD = "supervisor-guard"
 # Starts a supervisor again that did not end in order, once its services ran: $0 is their record.
 _GUARD = 'until "$@"; do [ -e "$0" ] || exit 1; sleep 1; done'
@@ -174,27 +172,17 @@ class Supervisor:
 
     async def _watch(self, http: aiohttp.ClientSession) -> None:
         """Set up alerts and send news, for ever."""
-        settings, opening = self.settings, self._opening
-        block, minutes = settings.prefect.alerts, settings.windows.minutes
+        settings, teller = self.settings, Teller(self.settings, http, self._api)
 
         async def note_settings() -> None:
             write_in_force(settings.home, self.variables)
 
         async def alerts() -> None:
-            await self._until_done(partial(set_up_alerts, http, self._api, block, minutes))
+            await self._until_done(teller.set_up_alerts)
             await self._until_done(note_settings)
             log.info("all services answer")
 
-        work = [
-            alerts(),
-            tell_news(opening, settings.windows, http, self._api),
-        ]
-        if settings.tracking.lineage_url:
-            from babylon.ops.up.lineage import tell_lineage  # its client costs half a second
-
-            game = settings.database.game_url or settings.database.url
-            work.append(tell_lineage(opening, settings.tracking, settings.model.name, game))
-        await asyncio.gather(*work)
+        await asyncio.gather(alerts(), teller.tell())
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
         """Repeat a step until it succeeds, because agents are served meanwhile.

@@ -1,9 +1,19 @@
 """Workers of a machine of its own, and the GPUs that each of them gets."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
 import pytest
 
+from babylon.core.errors import ServingError
 from babylon.core.settings_loading import load_settings
+from babylon.ops.prefect_env import PrefectApi
+from babylon.ops.up import remote_worker, teller
 from babylon.ops.up.remote_worker import RemoteWorker
+from babylon.ops.up.teller import Teller
 
 FIRST, SECOND = "GPU-8f3a1b2c-4d5e", "GPU-9a4b2c3d-5e6f"
 
@@ -22,3 +32,61 @@ def test_gpus_that_are_too_few_for_an_update_get_no_worker(monkeypatch: pytest.M
     settings = load_settings(training={"processes": 2})
     given = [variables for _, variables in RemoteWorker(settings, "gpu")._workers()]
     assert given == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+
+
+@pytest.mark.parametrize(("pool", "tells"), [("cpu", True), ("gpu", False)])
+async def test_workers_of_the_pool_cpu_tell_news_because_no_supervisor_runs(
+    pool: str, tells: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running, telling = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def block(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+
+    async def done(*_: object) -> None:
+        pass
+
+    async def works(*_: object) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    async def tell(_: Teller) -> None:
+        telling.set()
+
+    for name in ("open_store", "setting_up", "supervised"):
+        monkeypatch.setattr(remote_worker, name, block)
+    for name in ("create_pools", "set_up_prefect", "until_healthy", "take_up_lost"):
+        monkeypatch.setattr(remote_worker, name, done)
+    monkeypatch.setattr(remote_worker, "check", lambda _: None)
+    monkeypatch.setattr(remote_worker, "keep_logs_small", works)
+    monkeypatch.setattr(Teller, "set_up_and_tell", tell)
+    settings = load_settings(
+        home=tmp_path,
+        artifact_store=f"file://{tmp_path}/bucket",
+        database={"url": "postgresql://x@127.0.0.1/x"},
+        prefect={"api_url": "http://prefect.lan:4200/api"},
+    )
+    working = asyncio.create_task(RemoteWorker(settings, pool).run())
+    await running.wait()
+    await asyncio.sleep(0)  # what was started after the first task has run
+    assert telling.is_set() is tells
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_alerts_whose_block_is_missing_are_set_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries = []
+
+    async def set_up(_: Teller) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ServingError("no such block")
+
+    monkeypatch.setattr(teller, "RETRY_S", 0)
+    monkeypatch.setattr(Teller, "set_up_alerts", set_up)
+    async with aiohttp.ClientSession() as http:
+        await Teller(load_settings(), http, PrefectApi(url="http://x/api"))._until_set_up()
+    assert len(tries) == 2
