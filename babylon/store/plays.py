@@ -222,7 +222,7 @@ async def find_continued(store: Store, digests: Sequence[bytes]) -> dict[bytes, 
 _FIND = """
 SELECT p.trajectory_id, p.key_id, p.agent_id, p.began_at, p.started_at, p.scenario_id, p.minutes,
        p.window_id, p.finished_at,
-       coalesce(p.steps, (SELECT max(s.number) + 1 FROM babylon.play_steps s
+       coalesce(p.steps, (SELECT max(s.number)::bigint + 1 FROM babylon.play_steps s
                           WHERE s.trajectory_id = p.trajectory_id), 0) AS next_step
 FROM babylon.plays p WHERE p.trajectory_id = $1
 """

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import openai
 import pytest
@@ -26,6 +27,7 @@ from babylon.scoring.feedback import feedback
 from babylon.scoring.scorer import Score, ScoringContext
 from babylon.serving.gateway.play import handler
 from babylon.serving.gateway.play.direct import blocking_to_store, to_store
+from babylon.serving.gateway.play.events import MAX_STEPS
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
@@ -423,6 +425,34 @@ async def test_a_bad_event_costs_only_itself(stack: Stack, agent: Player) -> Non
     for result, told in ((2, "number: Field required"), (5, "end of window"), (6, "agentPnL"),
                          (11, "step 1 is missing"), (13, "names call 'unknown'")):  # fmt: skip
         assert told in results[result]["error"], results[result]["error"]
+
+
+async def test_the_largest_step_number_leaves_a_trajectory_usable(
+    stack: Stack, agent: Player
+) -> None:
+    await agent.ok({"type": "start", "trajectory_id": "t", "at": at(0)}, step("t", 0))
+    last = {**step("t", MAX_STEPS), "at": at(1)}
+    assert (await agent.send(last)).status_code == 400
+    await agent.ok({**last, "number": MAX_STEPS - 1})
+    await stack.store.pool.execute(  # of a gateway before this limit
+        "UPDATE babylon.play_steps SET number = 2147483647 WHERE number > 0"
+    )
+    await agent.ok({"type": "feedback", "trajectory_id": "t", "value": 1})
+    answer = await agent.http.get("/v1/trajectories/t")
+    assert answer.json()["next_step"] == 2**31
+
+
+async def test_a_value_that_the_database_refuses_is_no_reason_to_try_again(
+    agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusing(*_: object) -> None:
+        raise asyncpg.NumericValueOutOfRangeError("a secret")
+
+    monkeypatch.setattr(handler, "add_step", refusing)
+    answer = await agent.send({"type": "start", "trajectory_id": "t", "at": at(0)}, step("t", 0))
+    _, result = answer.json()["results"]
+    assert (result["status"], result["code"]) == (400, "not_storable")
+    assert "NumericValueOutOfRangeError" in result["error"] and "secret" not in answer.text
 
 
 async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or_refused(

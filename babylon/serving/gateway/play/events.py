@@ -20,6 +20,7 @@ from babylon.recorder.trajectory import MAX_SCENARIO_ID
 
 MAX_EVENTS = 200  # a batch holds one of few connections
 MAX_ID = 200  # characters
+MAX_STEPS = 1_000_000  # of a trajectory; its limit of bytes is reached long before
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]+$"
 
 
@@ -32,7 +33,7 @@ Id = Annotated[str, Field(min_length=1, max_length=MAX_ID, pattern=_PRINTABLE)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=_PRINTABLE)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 # The bounds stand first: after a BeforeValidator they are missing in the schema.
-StepNumber = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(integer)]
+StepNumber = Annotated[int, Field(ge=0, lt=MAX_STEPS), BeforeValidator(integer)]
 Object = dict[str, object]
 Moment = Annotated[AwareDatetime | None, Field(description="Default: the time of arrival.")]
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import asyncpg
 import msgspec
 from pydantic import ValidationError
 
@@ -117,6 +118,12 @@ class PlayHandler:
             return refused(RequestError(400, str(error), code="not_storable"))
         except WindowError as error:
             return refused(RequestError(409, str(error), code="window"))
+        except asyncpg.DataError as error:  # its message may quote the event
+            kind = type(error).__name__
+            problem = (
+                f"the database cannot hold a value of this {event.type} ({kind}): send another"
+            )
+            return refused(RequestError(400, problem, code="not_storable"))
         except (ServingError, *UNREACHABLE) as error:
             log.warning("an event of play is refused: %s", reason_of(error))
             return refused(RequestError(503, f"{reason_of(error)}: try again", code="unavailable"))

@@ -12,7 +12,7 @@ from babylon.serving.gateway.auth import KeyRing, Principal
 from babylon.serving.gateway.key_limits import KeyLimits
 from babylon.serving.gateway.play import app as app_module
 from babylon.serving.gateway.play.app import AT_A_TIME, OF_A_KEY, play_app
-from babylon.serving.gateway.play.events import Event, EventResult, StepEvent
+from babylon.serving.gateway.play.events import MAX_STEPS, Event, EventResult, StepEvent
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.store import Store
 
@@ -99,4 +99,4 @@ async def test_a_request_waits_for_its_place_before_its_body_is_read_and_decoded
 
 def test_the_schema_tells_the_bounds_of_a_step_number_in_json_schemas_words() -> None:
     number = StepEvent.model_json_schema()["properties"]["number"]
-    assert (number["minimum"], number["exclusiveMaximum"]) == (0, 2**31)
+    assert (number["minimum"], number["exclusiveMaximum"]) == (0, MAX_STEPS)
