@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import httpx
@@ -425,6 +426,13 @@ async def test_a_bad_event_costs_only_itself(stack: Stack, agent: Player) -> Non
     for result, told in ((2, "number: Field required"), (5, "end of window"), (6, "agentPnL"),
                          (11, "step 1 is missing"), (13, "names call 'unknown'")):  # fmt: skip
         assert told in results[result]["error"], results[result]["error"]
+
+
+@pytest.mark.parametrize("trajectory", ["run/1", "/run//1/", "a b?c"])
+async def test_a_trajectory_is_found_by_any_id(agent: Player, trajectory: str) -> None:
+    await agent.ok({"type": "start", "trajectory_id": trajectory})
+    answer = await agent.http.get(f"/v1/trajectories/{quote(trajectory, safe='')}")
+    assert answer.status_code == 200 and answer.json()["trajectory_id"] == trajectory
 
 
 async def test_the_largest_step_number_leaves_a_trajectory_usable(

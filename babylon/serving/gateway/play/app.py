@@ -118,7 +118,7 @@ def play_app(
         """
         return _answer(await apply_all(handler, request.state.caller, batch.events))
 
-    @router.get("/trajectories/{trajectory_id}")
+    @router.get("/trajectories/{trajectory_id:path}")
     async def trajectory(trajectory_id: Annotated[Id, Path()], request: Request) -> PlayState:
         """A trajectory of this key as far as it is stored."""
         return await handler.state(request.state.caller, trajectory_id)
