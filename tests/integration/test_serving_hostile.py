@@ -109,6 +109,17 @@ async def test_without_a_key_only_health_is_told(gateway: Canned, path: str, sta
         assert gateway.key not in await response.text()
 
 
+@pytest.mark.parametrize("path", ["/health", "/health/ready", "/health/live"])
+async def test_head_of_a_health_path_is_answered_as_get_without_its_body(
+    gateway: Canned, path: str
+) -> None:
+    async with httpx.AsyncClient(base_url=gateway.url) as http:
+        told, asked = await http.get(path), await http.head(path)
+        assert asked.status_code == told.status_code == 200 and asked.content == b""
+        assert asked.headers["content-length"] == told.headers["content-length"]
+        assert (await http.get(path)).content == told.content  # the connection is as it should be
+
+
 async def test_only_a_reader_is_told_the_route_and_the_reason(gateway: Canned) -> None:
     """A reason may name addresses, and an agent must not know of an experiment."""
     reader = await create_key(gateway.store, "grafana", scopes=["read"])

@@ -115,14 +115,14 @@ class Gateway:
             case "GET", "/metrics":
                 self._calls.keys.admit(scope["headers"], "read")
                 await response.whole(self._calls.metrics.text(), content_type=CONTENT_TYPE)
-            case "GET", "/health/live":
+            case "GET" | "HEAD", "/health/live":  # uvicorn leaves out the body of an answer to HEAD
                 await response.whole(b'{"status":"ok"}')
             # No key is needed: a proof shows nothing to a caller without the gateway's own key.
             case "GET", path if path == IDENTITY_PATH:
                 nonce = scope["query_string"].decode("latin-1").removeprefix("nonce=")
                 proof = self._follower.proof(nonce[:_MAX_NONCE]).encode()
                 await response.whole(proof, content_type=b"text/plain")
-            case "GET", "/health" | "/health/ready":
+            case "GET" | "HEAD", "/health" | "/health/ready":
                 await self._health(scope, response)
             case method, path:
                 remedy = next((why for start, why in _ABSENT.items() if path.startswith(start)), "")
