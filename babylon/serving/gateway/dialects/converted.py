@@ -70,10 +70,13 @@ def content_of(parts: list[JsonObject]) -> str | list[JsonObject]:
 class Conversation:
     """The messages of a chat, made part by part.
 
+    ``one_turn``: what the assistant says is one turn, so its texts follow each other in a message.
+
     Parts are joined once, at the end of their message: a request may have a hundred thousand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_turn: bool = False) -> None:
+        self._one_turn = one_turn
         self._messages: list[JsonObject] = []
         self._role = ""  # of the newest message, if parts may follow
         self._parts: list[str | list[JsonObject]] = []  # of its content
@@ -104,10 +107,11 @@ class Conversation:
         """Add a part of an assistant's turn.
 
         A turn in several parts is one chat message, so that the chat template writes it as it was
-        sampled. A new message begins with a thought, or with text after text.
+        sampled. A new message begins with a thought, or with a text after the text of another turn.
         """
         spoke = any(self._parts[-1:]) and "tool_calls" not in self._messages[-1]
-        if self._role != "assistant" or thought is not None or (text and spoke):
+        other = text and spoke and not self._one_turn
+        if self._role != "assistant" or thought is not None or other:
             self._begin("assistant")
         if thought is not None:
             # vLLM reads "reasoning", chat templates read "reasoning_content".

@@ -163,7 +163,7 @@ def _instructions(system: str | list[JsonObject]) -> str | list[JsonObject]:
 
 
 def _add_assistant(chat: Conversation, blocks: list[JsonObject]) -> None:
-    turn = Conversation()  # of its own: it does not go on with the turn before
+    turn = Conversation(one_turn=True)  # it does not go on with the turn before
     for block in blocks:
         kind = kind_of(block, ("text", "tool_use", "thinking"), "assistant content")
         if kind == "text":

@@ -88,6 +88,23 @@ def test_instructions_in_parts_are_one_message() -> None:
     assert [one["text"] for one in first["content"]] == ["a", "b", "b"]
 
 
+def test_texts_of_one_turn_are_one_message_and_those_of_two_turns_are_two() -> None:
+    def turn(*blocks: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": [*blocks]}
+
+    x, y = ({"type": "text", "text": text} for text in "xy")
+    use = {"type": "tool_use", "id": "c1", "name": "price", "input": {"t": 1}}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    turns = [turn(x, y), turn(x, y, use, y), turn(x, thought, y, x), user("go")]
+    assert from_messages(*turns)["messages"] == [
+        {"role": "assistant", "content": "xy"},
+        {"role": "assistant", "content": "xyy", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "x"},
+        {"role": "assistant", "content": "yx", **THOUGHT},
+        user("go"),
+    ]
+
+
 def test_parts_of_a_message_are_joined_once_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
