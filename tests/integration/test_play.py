@@ -597,7 +597,8 @@ async def test_only_a_key_is_answered_and_the_description_needs_none(stack: Stac
         described = (await http.get("/openapi.json")).json()
         assert set(described["paths"]) == {"/v1/events", "/v1/trajectories/{trajectory_id}"}
         assert (await http.put("/v1/events")).status_code == 405
-        assert (await http.get("/v1/trajectories/")).status_code == 404
+        assert (await http.get("/v1/trajectories/")).status_code == 401  # the id is empty
+        assert (await http.get("/v1/events/other")).status_code == 404
 
 
 async def talk(one: Player, messages: list[dict[str, Any]], **more: Any) -> tuple[str, str]:

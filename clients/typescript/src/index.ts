@@ -138,6 +138,7 @@ export class PlayClient {
         const answer = await this.#post(body);
         if (!AGAIN.has(answer.status)) return await read(answer);
         if (answer.status === 429) asked = 1000 * Number(answer.headers.get("retry-after"));
+        await answer.body?.cancel(); // an unread body would hold its connection
       } catch (error) {
         if (error instanceof PlayRefusedError) throw error;
       }

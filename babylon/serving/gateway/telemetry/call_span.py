@@ -12,6 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from babylon.core.llm_calls import content_text
+from babylon.quality.decode import is_deep
 from babylon.serving.gateway.exchange import CHAT, Exchange
 from babylon.serving.gateway.play.assemble import sent_messages
 from babylon.serving.openai_wire import JsonObject
@@ -121,8 +122,10 @@ def _message(message: JsonObject) -> JsonObject:
 def _tool_call(call: JsonObject) -> JsonObject:
     function = _object(call.get("function"))
     arguments = function.get("arguments")
-    with suppress(msgspec.DecodeError):  # the model wrote no JSON: its text is kept
-        arguments = msgspec.json.decode(str(arguments))
+    # The model wrote no JSON, or JSON so deep that it cannot be encoded again: its text is kept.
+    with suppress(msgspec.DecodeError, RecursionError):
+        if not is_deep(text := str(arguments)):
+            arguments = msgspec.json.decode(text)
     name = function.get("name")
     return {"type": "tool_call", "id": call.get("id"), "name": name, "arguments": arguments}
 

@@ -60,6 +60,15 @@ def test_prompts_of_any_form_become_parts(messages: str, parts: list[Any] | None
     assert parts is None or message["parts"] == parts
 
 
+@pytest.mark.parametrize("written", ["[" * 5000, "[" * 5000 + "]" * 5000, "[" * 300 + "]" * 300])
+def test_arguments_that_are_nested_too_deep_stay_text(written: str) -> None:
+    calls = [{"id": "t1", "type": "function", "function": {"name": "f", "arguments": written}}]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    found = content(replace(CALL, response="", answer=json.dumps(said)))
+    (message,) = json.loads(str(found["gen_ai.output.messages"]))
+    assert message["parts"][0]["arguments"] == written
+
+
 def test_arguments_that_are_no_json_stay_text() -> None:
     calls = [{"id": "t1", "type": "function", "function": {"name": "price", "arguments": "{NVDA"}}]
     said = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"}
