@@ -16,7 +16,7 @@ from babylon.blocks.form import Overrides
 from babylon.blocks.load import settings_with
 from babylon.core.settings import Settings
 from babylon.core.types import Scored, SiblingOrder, Trained, Verdict
-from babylon.tasks.pool import on_pool, said
+from babylon.tasks.pool import on_pool, refuse_if_crashed, said
 from babylon.tasks.train import train
 from babylon.tasks.validate_checkpoint import validate_checkpoint
 
@@ -40,6 +40,7 @@ async def gpu_stage(
 
     Returns its own manifest as JSON, which the parent reads in another process.
     """
+    await refuse_if_crashed()
     settings = await settings_with(overrides, blocks)
     if isinstance(manifest, SiblingOrder):
         await train(settings, manifest.scored, manifest.member)

@@ -5,6 +5,7 @@ import logging
 import time
 from contextlib import suppress
 from typing import TypeVar
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -69,6 +70,25 @@ async def _run(
     announce(stage)
     log.info("%s: runs on work pool %s as flow run %s", stage, run.work_pool_name, run.id)
     return await _finished(stage, run, prefect.stage_timeout_s)
+
+
+async def refuse_if_crashed() -> None:
+    """Refuse a run that was marked as crashed before it began, as on a node that came late.
+
+    Its parent has started another run under the same claim, and Prefect would run both.
+
+    Raises:
+        TrainingError: this run was marked as crashed.
+    """
+    if flow_run.id is None:
+        return
+    async with get_client() as client:
+        states = await client.read_flow_run_states(UUID(flow_run.id))
+    if any(state.is_crashed() for state in states):
+        raise TrainingError(
+            f"flow run {flow_run.id} was marked as crashed before it began, so another run may have"
+            " its stage: start the run of its window again"
+        )
 
 
 def job_variables(prefect: PrefectSettings) -> dict[str, object]:

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.flow_engine import run_flow
+from prefect.states import Crashed, Pending
 
 from babylon.blocks.form import Overrides
 from babylon.core.errors import ConfigError, TrainingError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.core.types import Artifact, Claim, Scored, SiblingOrder
 from babylon.core.windows import WindowState
 from babylon.flows.gpu_stage import gpu_stage
 from babylon.flows.train_window import train_window
@@ -93,6 +97,28 @@ async def cancelled_on_the_pool(overrides: Overrides | None = None) -> list[Flow
         with pytest.raises(asyncio.CancelledError):
             await parent
     return [run for run in await children() if run.id not in before]
+
+
+async def test_a_run_that_begins_after_it_counted_as_crashed_refuses_its_stage(
+    played: Settings, store: Store, workshop: Workshop
+) -> None:
+    """Its node came late: the parent has started another run under the same claim."""
+    claim = Claim(window_id=WINDOW, epoch=1, owner="box:1:a")
+    manifest = asdict(SiblingOrder(scored=scored_under(claim), member=0))
+    async with get_client() as client:
+        run = await client.create_flow_run(gpu_stage, parameters={"manifest": manifest})
+        for state in (Pending(), Crashed(message="stuck in pending")):
+            await client.set_flow_run_state(run.id, state, force=True)
+        run = await client.read_flow_run(run.id)
+    state = await run_flow(gpu_stage, flow_run=run, return_type="state")
+    with pytest.raises(TrainingError, match="marked as crashed before it began"):
+        await state.aresult()
+    assert workshop.trained == []
+
+
+def scored_under(claim: Claim) -> Scored:
+    artifact = Artifact(uri="home:artifacts/x", rows=0, sha256="0" * 64, window_id=WINDOW)
+    return Scored(claim=claim, artifact=artifact, eligible=1, agents=1, scorer="h", avg_reward=0.0)
 
 
 async def test_on_the_pool_each_stage_is_chosen_by_its_manifest_which_is_json(

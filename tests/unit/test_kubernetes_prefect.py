@@ -9,6 +9,7 @@ import yaml
 
 from babylon.core.home import Home
 from babylon.ops.prefect_env import PrefectApi, served_environment
+from babylon.ops.up.prefect_setup import STALE_RUNS
 
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
 SERVER = "PREFECT_SERVER_"
@@ -86,3 +87,9 @@ def test_a_server_of_ones_own_keeps_slots_and_removes_old_runs_as_that_of_up_doe
     assert {name: given.get(name) for name in wanted} == wanted
     page = (BASE.parents[2] / "docs" / "scale.md").read_text().split()
     assert [name for name, value in wanted.items() if f"{name}={value}" not in page] == []
+
+
+def test_a_node_has_as_long_to_come_as_a_run_may_be_pending() -> None:
+    template = json.loads((BASE / "gpu-job-template.json").read_text())
+    given = template["variables"]["properties"]["pod_watch_timeout_seconds"]["default"]
+    assert given == STALE_RUNS["babylon: crash runs stuck in pending"][2]

@@ -32,6 +32,8 @@ QUEUED, QUEUES = "cpu", ("hourly", "by-hand", "publish")
 # Global concurrency limits of the stages that ``babylon.tasks.limits`` names: one at a time, until
 # somebody raises them.
 LIMITS = {"babylon-gpu-memory": 1, "babylon-judge": 1}
+# A run on Kubernetes is Pending until its pod runs: a node with a GPU may be made for it first.
+PENDING_S = 1800
 # A worker that died leaves its runs Running or Pending, and the hourly deployment's limit of one
 # would refuse every later run. Three missed heartbeats show it.
 _DONE = ["Completed", "Failed", "Cancelled", "Crashed"]
@@ -41,7 +43,7 @@ STALE_RUNS = {
         ["heartbeat", *_DONE],
         3 * HEARTBEAT_S,
     ),
-    "babylon: crash runs stuck in pending": ("Pending", ["Running", *_DONE], 600),
+    "babylon: crash runs stuck in pending": ("Pending", ["Running", *_DONE], PENDING_S),
 }
 
 
