@@ -11,6 +11,7 @@ dies, and the next gateway takes over the segment. All functions here block.
 """
 
 import fcntl
+import logging
 import os
 import struct
 import time
@@ -22,6 +23,8 @@ from zlib import crc32
 
 from babylon.serving.gateway import earlier_segments
 from babylon.store.calls import CALL_COLUMNS, RecordedCall, copy_line
+
+log = logging.getLogger(__name__)
 
 SUFFIX, PART = ".lines", ".part"
 SUFFIXES = (SUFFIX, earlier_segments.SUFFIX)
@@ -177,6 +180,14 @@ def abandoned(directory: Path) -> list[Segment]:
                 path.unlink()
     paths = sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}"))
     return [segment for path in paths if (segment := Segment.take_over(path))]
+
+
+def keep_refused(directory: Path, record: bytes, call_id: str, why: str) -> None:
+    """Add a record that the database refuses to the file ``refused``, which nobody deletes."""
+    path = directory / "refused"
+    with path.open("ab") as file:
+        file.write(record)
+    log.error("the call %r is not in the database (%s): it is kept in %s", call_id, why, path)
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import asyncpg
 
 from babylon.core.errors import reason_of
-from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned
+from babylon.serving.gateway.segments import DAMAGED, Segment, abandoned, keep_refused
 from babylon.store import Store
 from babylon.store.calls import RecordingGap, copy_lines, upsert_gap
 from babylon.store.connection import UNREACHABLE
@@ -139,12 +139,6 @@ class Shipper:
                 await self._store_records(segment, records[half:])
             else:
                 call_id, why = lines.partition(b"\t")[0].decode(), reason_of(error)
-                await asyncio.to_thread(self._keep_refused, records[0], call_id, why)
+                await asyncio.to_thread(keep_refused, self._directory, records[0], call_id, why)
         else:
             self.shipped_calls += len(records)
-
-    def _keep_refused(self, record: bytes, call_id: str, why: str) -> None:
-        path = self._directory / "refused"
-        with path.open("ab") as file:
-            file.write(record)
-        log.error("the call %r is not in the database (%s): it is kept in %s", call_id, why, path)
