@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.flow_engine import run_flow
+from prefect.flow_engine import run_flow_async
 from prefect.states import Crashed, Pending
 
 from babylon.blocks.form import Overrides
@@ -104,15 +104,14 @@ async def test_a_run_that_begins_after_it_counted_as_crashed_refuses_its_stage(
 ) -> None:
     """Its node came late: the parent has started another run under the same claim."""
     claim = Claim(window_id=WINDOW, epoch=1, owner="box:1:a")
-    manifest = asdict(SiblingOrder(scored=scored_under(claim), member=0))
+    given = {"manifest": asdict(SiblingOrder(scored=scored_under(claim), member=0))}
     async with get_client() as client:
-        run = await client.create_flow_run(gpu_stage, parameters={"manifest": manifest})
-        for state in (Pending(), Crashed(message="stuck in pending")):
-            await client.set_flow_run_state(run.id, state, force=True)
+        run = await client.create_flow_run(gpu_stage, parameters=given)
+        await client.set_flow_run_state(run.id, Pending(), force=True)
+        await client.set_flow_run_state(run.id, Crashed(message="stuck"), force=True)
         run = await client.read_flow_run(run.id)
-    state = await run_flow(gpu_stage, flow_run=run, return_type="state")
     with pytest.raises(TrainingError, match="marked as crashed before it began"):
-        await state.aresult()
+        await run_flow_async(gpu_stage, flow_run=run, parameters=given)
     assert workshop.trained == []
 
 
