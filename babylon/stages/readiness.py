@@ -199,12 +199,12 @@ class _Subject:
             yield f"{self.row.owner} is training it now"
         if state in DONE:
             yield f"already trained: the window is {state}"
+        elif self.window is not None and self.window.recipe == JUDGED_AGAIN:
+            yield "it was judged again: nothing of it is trained"
         elif rest := self._rest(clock):
             yield rest
         elif state == WindowState.TRAINED:
             yield f"trained but not validated: train --window {self.window_id} goes on there"
-        elif self.window is not None and self.window.recipe == JUDGED_AGAIN:
-            yield "it was judged again: nothing of it is trained"
         elif self.of_recipe:
             yield f"belongs to a recipe: train --window {self.window_id} goes on with it"
 
