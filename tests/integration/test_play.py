@@ -26,7 +26,7 @@ from babylon.core.windows import Window, window_at
 from babylon.recorder import AsyncPlayClient, PlayClient, PlayRefusedError
 from babylon.scoring.feedback import feedback
 from babylon.scoring.scorer import Score, ScoringContext
-from babylon.serving.gateway.play import handler
+from babylon.serving.gateway.play import handler, size_limits
 from babylon.serving.gateway.play.direct import blocking_to_store, to_store
 from babylon.serving.gateway.play.events import MAX_STEPS
 from babylon.stages.collect import collect_window
@@ -480,7 +480,7 @@ async def test_a_step_that_arrives_while_the_trajectory_is_finished_is_stored_or
 async def test_a_trajectory_takes_steps_up_to_a_limit_and_is_finished_with_what_it_took(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 5000)
+    monkeypatch.setattr(size_limits, "MAX_STORED_BYTES", 5000)
     large = [step("t", number, state={"seen": "x" * 1000}) for number in range(3)]
     await agent.ok({"type": "start", "trajectory_id": "t", "at": at(0)}, *large[:2])
     (refused,) = (await agent.send(large[2])).json()["results"]
@@ -488,7 +488,7 @@ async def test_a_trajectory_takes_steps_up_to_a_limit_and_is_finished_with_what_
     assert "bytes of steps and spans, of at most 5000" in refused["error"]
     (again,) = await agent.ok(large[1])
     assert again["repeated"]
-    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 2**12)  # each counts with its row
+    monkeypatch.setattr(size_limits, "MAX_STORED_BYTES", 2**12)  # each counts with its row
     small = [step("small", number) for number in range(4)]
     answer = await agent.send({"type": "start", "trajectory_id": "small", "at": at(0)}, *small)
     assert [one["status"] for one in answer.json()["results"]] == [200, 200, 200, 200, 413]
@@ -500,7 +500,7 @@ async def test_a_trajectory_takes_steps_up_to_a_limit_and_is_finished_with_what_
 async def test_a_finish_whose_calls_have_too_long_prompts_is_refused_before_they_are_read(
     agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_PROMPT_BYTES", 10)
+    monkeypatch.setattr(size_limits, "MAX_PROMPT_BYTES", 10)
     await agent.chat("t")
     answer = await agent.send({"type": "finish", "trajectory_id": "t"})
     assert answer.status_code == 413 and "bytes of prompts, of at most 10" in answer.text
@@ -510,7 +510,7 @@ async def test_a_finish_reads_steps_and_builds_the_row_in_threads(
     agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    for name in ("_call_ids", "add_steps", "finished_row"):
+    for name in ("call_ids", "add_steps", "finished_row"):
         work = getattr(handler, name)
 
         def noted(*args: Any, work: Any = work) -> Any:

@@ -19,7 +19,7 @@ from opentelemetry.trace import Status, StatusCode
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.serving.gateway.auth import Principal
-from babylon.serving.gateway.play import handler
+from babylon.serving.gateway.play import size_limits
 from babylon.serving.gateway.play.handler import PlayHandler
 from babylon.serving.gateway.telemetry import receiver
 from babylon.store import Store
@@ -226,7 +226,7 @@ async def test_bad_spans_are_rejected_by_number_and_cost_no_other(
 async def test_spans_that_exceed_the_size_of_a_trajectory_are_rejected(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "MAX_STORED_BYTES", 3000)
+    monkeypatch.setattr(size_limits, "MAX_STORED_BYTES", 3000)
     about = {"gen_ai.conversation.id": "long"}
     first, second = Traced(START), Traced(START)
     first.span("chat", chat("a", "b", **about))

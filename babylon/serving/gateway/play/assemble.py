@@ -20,6 +20,22 @@ TimedStep = tuple[datetime, StepEvent]
 RESPONSE = StepAction()  # the action of a step that is nothing but a call
 
 
+class _Elsewhere(msgspec.Struct):
+    """A call elsewhere, whose fields are skipped."""
+
+
+class _StepCalls(msgspec.Struct):
+    """The calls of a stored step; all else is skipped."""
+
+    calls: list[str | _Elsewhere] = []
+
+
+def call_ids(steps: Sequence[tuple[datetime, str]]) -> list[list[str]]:
+    """Return the ids of calls that each stored step names, without reading the rest of it."""
+    decode = msgspec.json.Decoder(_StepCalls).decode
+    return [[one for one in decode(step).calls if isinstance(one, str)] for _, step in steps]
+
+
 def open_play(play: StoredPlay) -> OpenTrajectory:
     """Return a started trajectory as the recorder's, without its steps."""
     assert play.agent_id and play.scenario_id and play.started_at and play.minutes

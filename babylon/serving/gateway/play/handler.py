@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
-import msgspec
 from pydantic import ValidationError
 
 from babylon.core.errors import (
@@ -32,6 +31,7 @@ from babylon.serving.gateway.play.assemble import (
     TimedStep,
     action_of,
     add_steps,
+    call_ids,
     finished_row,
     llm_call_elsewhere,
     open_play,
@@ -53,6 +53,7 @@ from babylon.serving.gateway.play.events import (
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
 from babylon.serving.gateway.play.ruled import Cover
+from babylon.serving.gateway.play.size_limits import require_few_prompts, require_room
 from babylon.serving.gateway.play.span_steps import PlaySpan, first_agent, span_steps
 from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.serving.openai_wire import RequestError
@@ -78,18 +79,13 @@ from babylon.store.plays import (
     find_play,
     lock_play,
     played_calls,
-    prompt_bytes,
     read_steps,
     recorded_ids,
     start_play,
-    stored_bytes,
 )
 
 log = logging.getLogger(__name__)
 RECORDED_S = 5.0  # the longest wait for a call that was answered just now
-# A finish holds all of its trajectory in memory, several times.
-MAX_STORED_BYTES = 2**25  # of a trajectory's steps and spans
-MAX_PROMPT_BYTES = 2**27  # of its calls' prompts
 
 
 class PlayHandler:
@@ -146,7 +142,7 @@ class PlayHandler:
                 return len(spans) - await known_spans(connection, spans)
             ruled = await asyncio.to_thread(self._ruled_spans, play, spans)
             await add_spans(connection, trajectory_id, ruled)
-            await _require_room(connection, trajectory_id)
+            await require_room(connection, trajectory_id)
         return 0
 
     async def state(self, caller: Principal, trajectory_id: str) -> PlayState:
@@ -191,7 +187,7 @@ class PlayHandler:
             known = await add_step(connection, play.trajectory_id, event.number, at, encoded)
             if known is None:  # one that is sent again may arrive after the window's end
                 open_play(play).check_time(at)
-                await _require_room(connection, play.trajectory_id)
+                await require_room(connection, play.trajectory_id)
             if known not in (None, encoded):
                 raise _conflict(play, f"has another step {event.number}: number steps apart, or")
             if event.reward is not None and known is None:  # else feedback may have corrected it
@@ -315,7 +311,7 @@ class PlayHandler:
             if play and play.finished_at:
                 return
             stored = await read_steps(connection, trajectory_id) if play else []
-            of_steps = await asyncio.to_thread(_call_ids, stored)
+            of_steps = await asyncio.to_thread(call_ids, stored)
             if play and of_steps and all(of_steps):
                 named = {one for ids in of_steps for one in ids if not one.startswith(UNRECORDED)}
                 if named <= await recorded_ids(connection, play, named):
@@ -395,49 +391,6 @@ def _encoded(event: StepEvent, cover: Cover | None) -> str:
     return storable_json(event.model_dump_json(exclude_unset=True))
 
 
-async def _require_room(connection: Connection, trajectory_id: str) -> None:
-    """Check a trajectory with what was added to it in this transaction.
-
-    Raises:
-        RequestError: 413, a finish could not hold it.
-    """
-    size = await stored_bytes(connection, trajectory_id)
-    if size > MAX_STORED_BYTES:
-        raise RequestError(
-            413,
-            f"trajectory {trajectory_id!r:.80} would have {size} bytes of steps and spans, of at"
-            f" most {MAX_STORED_BYTES}: send less in each, or finish it and start another",
-            code="too_large",
-        )
-
-
-def _require_few(play: StoredPlay, size: int) -> None:
-    """Check the bytes of all prompts of a trajectory before they are read."""
-    if size > MAX_PROMPT_BYTES:
-        raise RequestError(
-            413,
-            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts, of at"
-            f" most {MAX_PROMPT_BYTES}: finish sooner and start another",
-            code="too_large",
-        )
-
-
-class _Elsewhere(msgspec.Struct):
-    """A call elsewhere, whose fields are skipped."""
-
-
-class _StepCalls(msgspec.Struct):
-    """The calls of a stored step; all else is skipped."""
-
-    calls: list[str | _Elsewhere] = []
-
-
-def _call_ids(steps: Sequence[tuple[datetime, str]]) -> list[list[str]]:
-    """Return the ids of calls that each stored step names."""
-    decode = msgspec.json.Decoder(_StepCalls).decode
-    return [[one for one in decode(step).calls if isinstance(one, str)] for _, step in steps]
-
-
 def _built(
     play: StoredPlay,
     event: FinishEvent,
@@ -490,7 +443,7 @@ async def _records(
     """
     of_spans = [one.call_id for one in spans if one.call_id]
     named = _named_calls(steps)
-    _require_few(play, await prompt_bytes(connection, play, named + of_spans))
+    await require_few_prompts(connection, play, named + of_spans)
     records = await played_calls(connection, play, named + of_spans)
     others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
     for place in filter(None, others):

@@ -1,0 +1,44 @@
+"""The largest size of a trajectory. A finish holds all of it in memory, several times."""
+
+from collections.abc import Sequence
+
+from babylon.serving.openai_wire import RequestError
+from babylon.store.connection import Connection
+from babylon.store.plays import StoredPlay, prompt_bytes, stored_bytes
+
+MAX_STORED_BYTES = 2**25  # of steps and spans
+MAX_PROMPT_BYTES = 2**27  # of the calls' prompts
+
+
+async def require_room(connection: Connection, trajectory_id: str) -> None:
+    """Check a trajectory with what was added to it in this transaction.
+
+    Raises:
+        RequestError: 413, a finish could not hold it.
+    """
+    size = await stored_bytes(connection, trajectory_id)
+    if size > MAX_STORED_BYTES:
+        raise RequestError(
+            413,
+            f"trajectory {trajectory_id!r:.80} would have {size} bytes of steps and spans, of at"
+            f" most {MAX_STORED_BYTES}: send less in each, or finish it and start another",
+            code="too_large",
+        )
+
+
+async def require_few_prompts(
+    connection: Connection, play: StoredPlay, call_ids: Sequence[str]
+) -> None:
+    """Check the prompts of a trajectory's calls, and of these, before they are read.
+
+    Raises:
+        RequestError: 413, a finish could not hold them.
+    """
+    size = await prompt_bytes(connection, play, call_ids)
+    if size > MAX_PROMPT_BYTES:
+        raise RequestError(
+            413,
+            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts, of at"
+            f" most {MAX_PROMPT_BYTES}: finish sooner and start another",
+            code="too_large",
+        )
