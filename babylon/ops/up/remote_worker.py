@@ -61,11 +61,12 @@ class RemoteWorker:
         processes, stop = Processes(home=settings.home.root), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        opening = partial(open_store, settings, game_may_be_away=True)
         async with long_session() as http, AsyncExitStack() as stack:
             await create_pools(http, api)
             # A GPU's machine is started often, and the commands of Prefect take half a minute.
             if self.pool == "cpu":
-                async with open_store(settings) as store, setting_up(store):
+                async with opening() as store, setting_up(store):
                     await set_up_prefect(http, api, ours)
             for name, devices in self._workers():
                 service = worker_service(settings.home, api, self.pool, name, ours | devices)
@@ -74,7 +75,6 @@ class RemoteWorker:
                 log.info("%s works on the pool %s at %s", name, self.pool, api.url)
             await stack.enter_async_context(in_background(keep_logs_small(settings.home.logs)))
             if self.pool == "cpu":
-                opening = partial(open_store, settings)
                 lost = take_up_lost(opening, settings.windows.lease_s, http, api)
                 await stack.enter_async_context(in_background(lost))
                 teller = Teller(settings, http, api)
