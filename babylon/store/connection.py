@@ -320,6 +320,19 @@ WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
 
 
+@asynccontextmanager
+async def unlimited(store: Store) -> AsyncIterator[Connection]:
+    """A transaction for a lock that may be held, and waited for, as long as its work takes.
+
+    It holds no snapshot, so it delays no vacuum. A pooler in transaction mode keeps it too.
+    """
+    async with store.pool.acquire() as connection, connection.transaction():
+        await connection.execute(
+            "SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL statement_timeout = 0"
+        )
+        yield connection
+
+
 async def read_clock(store: Store) -> Clock:
     """Read the clock on a connection of its own, with the writers of the game's database."""
     async with store.pool.acquire() as connection:

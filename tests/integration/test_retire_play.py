@@ -353,14 +353,18 @@ async def test_play_that_another_host_has_not_published_yet_stays(
     assert (await retire(store, ready, day(60).start)).windows == 1
 
 
-async def test_with_publish_to_the_ledger_alone_says_what_is_published(
-    store: Store, ready: Settings
-) -> None:
+async def two_plays_with_a_file_of_the_second(store: Store, ready: Settings) -> None:
     await play(store, ready, day(0))
     await play(store, ready, day(1))
     written = ready.home.datasets / "trajectories" / "2026-01"
     written.mkdir(parents=True)
     (written / "2026-01-02T00-00-train-00000000.parquet").write_bytes(b"not sent yet")
+
+
+async def test_with_publish_to_the_ledger_alone_says_what_is_published(
+    store: Store, ready: Settings
+) -> None:
+    await two_plays_with_a_file_of_the_second(store, ready)
 
     async def removed(repository: str | None) -> int:
         retired = await retire_play(
@@ -377,11 +381,7 @@ async def test_without_publishing_play_goes_although_the_files_of_the_dataset_ar
     store: Store, ready: Settings
 ) -> None:
     """Another pod wrote the file of the first window to a disk that is gone."""
-    await play(store, ready, day(0))
-    await play(store, ready, day(1))
-    written = ready.home.datasets / "trajectories" / "2026-01"
-    written.mkdir(parents=True)
-    (written / "2026-01-02T00-00-train-00000000.parquet").write_bytes(b"x")
+    await two_plays_with_a_file_of_the_second(store, ready)
     assert (await retire(store, ready, day(60).start)).windows == 2
 
 

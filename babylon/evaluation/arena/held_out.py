@@ -18,11 +18,12 @@ at the cost of a small bias. The effective sample size is ``ess = (sum w)² / su
 below ``MIN_ESS``, and with play of fewer than ``MIN_SCENARIOS``, there is no estimate.
 
 A veto needs the interval at 99 %. Its error is that of independent scenarios, because agents of one
-market rise and fall together, or that of independent plays if it is larger. To it comes what no
-scenario showed: an outcome that n scenarios miss once in a hundred times has a probability of
-``log(100) / n`` (the rule of three at 99 %; Hanley and Lippman-Hand 1983, "If nothing goes wrong,
-is everything all right?"). It may be worth S to the share of the play that the challenger would
-change. Without this, rare wins that pay for usual losses were a loss wherever none had been seen.
+market rise and fall together, or that of independent plays if it is larger. The interval is wider
+by what rare outcomes may be worth that no scenario showed. n scenarios miss an outcome of the
+probability ``log(100) / n`` once in a hundred times (the rule of three at 99 %; Hanley and
+Lippman-Hand 1983, "If nothing goes wrong, is everything all right?"). It counts as S for the share
+of play that the challenger would change. Without this, rare wins that pay for usual losses look
+like a loss wherever none was recorded.
 
 A promotion needs more, because weights have long tails: betting
 (``babylon.evaluation.arena.betting``) on the differences ``(w - 1) (x + S)``, with the plain weight

@@ -1,25 +1,21 @@
 """Turns of the processes that share one Prefect: supervisors, and workers of the pool ``cpu``.
 
-The locks are of transactions, which a pooler in transaction mode keeps too. A process that dies
-gives its turn back.
+A process that dies gives its turn back.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from babylon.store import Store
+from babylon.store.connection import Store, unlimited
 
 _SETTING_UP, _TELLING = 0x7365_7475_70, 0x6E65_7773  # "setup", "news"
 _LONGEST_S = 600.0
-# The transactions hold no snapshot, so they delay no vacuum.
-_UNLIMITED = "SET LOCAL idle_in_transaction_session_timeout = 0; SET LOCAL statement_timeout = 0"
 
 
 @asynccontextmanager
 async def setting_up(store: Store) -> AsyncIterator[None]:
     """Wait until no other process sets Prefect up: two would make the same automation twice."""
-    async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute(_UNLIMITED)
+    async with unlimited(store) as connection:
         await connection.execute(
             "SELECT pg_advisory_xact_lock($1)", _SETTING_UP, timeout=_LONGEST_S
         )
@@ -29,6 +25,5 @@ async def setting_up(store: Store) -> AsyncIterator[None]:
 @asynccontextmanager
 async def telling(store: Store) -> AsyncIterator[bool]:
     """Yield True if no other process tells news at this moment: two would alert twice."""
-    async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute(_UNLIMITED)
+    async with unlimited(store) as connection:
         yield await connection.fetchval("SELECT pg_try_advisory_xact_lock($1)", _TELLING)
