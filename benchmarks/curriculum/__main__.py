@@ -39,18 +39,8 @@ from babylon.evaluation.arena.play import Floats, Plays, best_rule
 from babylon.game.market.levels import LEVELS
 from babylon.ops.demo import training_recipe
 from babylon.training.base_model import RECIPES, make_embedded_model
-from benchmarks.curriculum.hours import (
-    LOOK_WORLDS,
-    Hour,
-    Update,
-    gated_update,
-    learn,
-    look,
-    own_update,
-    seats_of,
-    taught,
-    unseen,
-)
+from benchmarks.curriculum.hours import Hour, Update, learn, taught
+from benchmarks.curriculum.play import LOOK_WORLDS, look, seats_of, unseen
 from benchmarks.curriculum.population import population_update
 from benchmarks.curriculum.reader import reader
 from benchmarks.curriculum.results import (
@@ -63,6 +53,7 @@ from benchmarks.curriculum.results import (
     table,
 )
 from benchmarks.curriculum.stability import stability
+from benchmarks.curriculum.updates import gated_update, own_update
 
 ARMS = ("ours", "gated", "reinforce", "trl", "sft", "ppo", "base", "population")
 REINFORCE = {"loss": "reinforce_is", "credit": "trajectory", "iterations": "1"}

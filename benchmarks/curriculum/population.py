@@ -15,7 +15,9 @@ from babylon.evaluation.arena.fitness import FitnessWorlds, best_of, fitness
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.training.population.evolve import PopulationMember, Rated, evolve
 from babylon.training.population.genes import training_with
-from benchmarks.curriculum.hours import PREFERENCES, Moved, Window, own_update, seats_of
+from benchmarks.curriculum.hours import Moved, Window
+from benchmarks.curriculum.play import seats_of
+from benchmarks.curriculum.updates import PREFERENCES, own_update
 
 FOUNDERS = (5e-4, 1e-4, 2e-3, 5e-6)  # the demo's rate, two others, and one that learns nothing
 EVOLVE_EVERY, FITNESS_WORLDS = 2, 128

@@ -9,7 +9,7 @@ import msgspec
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.game.market.levels import CurriculumLevel
 from babylon.stages.words import decision_words
-from benchmarks.curriculum.hours import AGENTS_A_WORLD, Sampler, played, scored, worlds_of
+from benchmarks.curriculum.play import AGENTS_A_WORLD, Sampler, played, scored, worlds_of
 
 
 def reader(

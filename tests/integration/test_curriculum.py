@@ -16,18 +16,10 @@ from babylon.game.market.scenario import STARTER
 from babylon.ops.demo import training_recipe
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import population
-from benchmarks.curriculum.hours import (
-    Moved,
-    Sampler,
-    Window,
-    learn,
-    look,
-    played,
-    unseen,
-    wealth_after,
-    worlds_of,
-)
+from benchmarks.curriculum.hours import Moved, Window, learn
+from benchmarks.curriculum.play import Sampler, look, played, unseen, wealth_after, worlds_of
 from benchmarks.curriculum.results import RunKey
+from benchmarks.curriculum.updates import own_update
 
 
 def test_levels_have_worlds_of_their_own_and_regimes_follow_each_other() -> None:
@@ -49,14 +41,16 @@ def test_an_hour_is_played_and_trained(embedded_model: Path, tmp_path: Path) -> 
         assert [call.step for call in one.calls] == [payoff.step for payoff in one.payoffs]
         assert all(len(c.logprobs or ()) == len(c.completion_token_ids or ()) for c in one.calls)
     training = TrainingSettings.model_validate(training_recipe(level.rules(0)))
-    [(hour, policy)] = learn(
-        level, embedded_model, training, seed=0, hours=1, agents=8, looks=(), directory=tmp_path
-    )
+    place: dict[str, Any] = {
+        "seed": 0,
+        "agents": 8,
+        "looks": (),
+        "directory": tmp_path,
+        "update": own_update,
+    }
+    [(hour, policy)] = learn(level, embedded_model, training, hours=1, **place)
     assert (hour.level, hour.hour) == ("L0", 0) and (hour.kl_after or 0) > 0 and policy.exists()
-    goes_on = learn(
-        level, embedded_model, training, seed=0, hours=2, agents=8, looks=(), directory=tmp_path
-    )
-    again, (second, newest) = list(goes_on)
+    again, (second, newest) = learn(level, embedded_model, training, hours=2, **place)
     assert again == (hour, policy) and (second.hour, newest.name) == (1, "1")
     assert not policy.exists() and newest.exists()
     assert hour.fleet_pnl == pytest.approx(fsum(one.pnl_usd for one in own) / 8)
