@@ -71,9 +71,10 @@ class TraceReceiver:
             caller = self._keys.admit(scope["headers"], "record")
             self._limits.count_request(caller)
             encoding = encoding_of(scope["headers"])
-            body = await read_body(scope, receive)
-            async with self._of_keys[caller.key_id], self._slots:
-                answer = await self._store_spans(caller, encoding, scope["headers"], body)
+            async with self._of_keys[caller.key_id]:  # before its body takes memory
+                body = await read_body(scope, receive)
+                async with self._slots:
+                    answer = await self._store_spans(caller, encoding, scope["headers"], body)
             status = 200
         except RequestError as error:
             status, answer, wait_s = error.status, refused(encoding, error), error.retry_after_s
