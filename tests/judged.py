@@ -1,9 +1,13 @@
 """Trajectories with a known order, for judging without a database."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from random import Random
 
-from babylon.core.trajectories import Trajectory
+import msgspec
+
+from babylon.core.llm_calls import LlmCall
+from babylon.core.trajectories import Call, Trajectory
 from babylon.scoring.judge.judgment import JudgeConfig, JudgedTrajectory, load_rubric
 
 THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
@@ -25,6 +29,25 @@ def step(number, *, said="", prompt="", action="HOLD", result=None, success=True
             "error": error,
         },
     }
+
+
+def chat(name, turns, tool_calls=()):
+    """A conversation without actions: the user's turns and the agent's replies."""
+    messages, steps, calls = [{"role": "system", "content": "You help."}], [], []
+    for number, (turn, reply) in enumerate(turns):
+        messages = [*messages, {"role": turn[0], "content": turn[1]}]
+        call = LlmCall.of_messages(messages, response=reply, tool_calls=tool_calls)
+        action = {"actionType": "RESPONSE", "parameters": {}, "success": True}
+        steps.append(
+            {"stepNumber": number, "llmCalls": [msgspec.to_builtins(call)], "action": action}
+        )
+        calls.append(
+            Call(step=number, messages=tuple(messages), response=reply, tool_calls=tool_calls)
+        )
+        messages = [*messages, {"role": "assistant", "content": reply}]
+        tool_calls = ()
+    own = judged(name, 0.0, steps)
+    return replace(own, trajectory=msgspec.structs.replace(own.trajectory, calls=tuple(calls)))
 
 
 def judged(name, pnl_usd, steps=(), *, scenario="s", knowledge=None):

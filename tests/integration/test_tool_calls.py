@@ -188,7 +188,7 @@ async def test_every_call_of_three_agents_with_tools_reaches_the_trainers_batch(
 
     judged, *_ = read_evidence(settings.home, artifact)
     text = condense(judged[0], (), 10_000)
-    assert 'called price({"ticker":"NVDA"})'.replace('"', "'") in text
+    assert '| BUY called price({"ticker":"NVDA"})' in text
     assert "tool result: costs 0.5" in text
 
     trace = [one async for one in read_window_traces(stack.store, WINDOW)]

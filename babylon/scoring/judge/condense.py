@@ -1,11 +1,11 @@
 """Condensing: a trajectory as text for the judge, shortened by fixed rules to fit a budget.
 
-Each step is one line, ``[3] seen | "words" | action -> result``: the lines of prompt, providers and
-tool results that were new to the agent, the agent's tool calls and words (for a reply that is a
-JSON order, its reasoning), the action with its parameters, and the result. Numbers have two
-decimals; small numbers have three significant digits. Words without information are left out: those
-that only name the action, words said before, and results that only confirm the success. Steps in a
-row whose lines are equal are one line, ``[3-7]``.
+Each step is one line, ``[3] seen | "words" | action -> result``: the lines of messages and
+providers that were new to the agent, the agent's words (for a reply that is a JSON order, its
+reasoning), the action with its parameters and tool calls, and the result. The action of a step that
+has no other is its reply. Numbers have two decimals; small numbers have three significant digits.
+Words without information are left out: those that only name the action, words said before, and
+results that only confirm the success. Steps in a row whose lines are equal are one line, ``[3-7]``.
 
 **Shared lines.** Lines that all trajectories of a group saw first at the same step are written once
 for the group (``common_lines``). Of other lines that several trajectories saw, each text holds a
@@ -13,10 +13,12 @@ reference; a prompt states such a line once for all of its trajectories (``Share
 
 **Budget.** The text gets less detailed, level by level (``_LEVELS``), until it takes at most the
 wanted tokens: texts are cut, then the texts of quiet steps (holds and failures) are left out, then
-those of all steps. Decisions and results stay at every level. Only if the text exceeds the room in
-the judge's context, steps are left out, the least important first: holds and failures, then other
-actions with small results. The first and the last step stay. Each cut is marked: ``…`` for lines,
-a number for characters and steps.
+those of all steps. Decisions and results stay at every level. What answered the agent in a
+conversation is a result: tool results and later messages of the user. Only if the text exceeds the
+room in the judge's context, decisions and results are cut further (``_SMALLEST``), and then steps
+are left out, the least important first: holds and failures, then other actions with small results.
+The first and the last step stay. Each cut is marked: ``…`` for lines, a number for characters and
+steps.
 
 The same trajectory, lines and limits give the same text.
 
@@ -32,8 +34,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from babylon.core.llm_calls import content_text, tool_call_texts
+from babylon.core.llm_calls import Message, content_text, tool_call_texts
 from babylon.core.trajectories import Call
+from babylon.formats.trace import RESPONSE
 from babylon.scoring.judge.judgment import GroundTruth, JudgedTrajectory, RecordedStep
 from babylon.scoring.judge.prompt import count_tokens, escape, shorten
 
@@ -54,14 +57,15 @@ class _Level:
 
 _LEVELS = (
     _Level(_ALL, _ALL, _ALL, _ALL, _ALL),
-    _Level(600, 300, 600, 300, 300),
-    _Level(300, 150, 150, 80, 300),
-    _Level(160, 80, 80, 0, 300),
-    _Level(80, 80, 0, 0, 300),
-    _Level(0, 80, 0, 0, 300),
-    _Level(0, 0, 0, 0, 300),
-    _Level(0, 0, 0, 0, 80),
+    _Level(600, 300, 600, 300, 1000),
+    _Level(300, 150, 150, 80, 1000),
+    _Level(160, 80, 80, 0, 1000),
+    _Level(80, 80, 0, 0, 1000),
+    _Level(0, 80, 0, 0, 1000),
+    _Level(0, 0, 0, 0, 1000),
 )
+_SMALLEST = (_Level(0, 0, 0, 0, 300), _Level(0, 0, 0, 0, 80))  # only for want of room
+REPLY = "REPLY"  # the action of a play that ends with a reply to compare, shown whole if it fits
 _LEAST_SHARED = 24  # characters; a reference to a shorter line would save nothing
 _VERDICT = re.compile(r"\((right|wrong)\)", re.IGNORECASE)
 _REFERENCE = re.compile("\x01([0-9]+)\x02")  # ``escape`` removes both characters from all texts
@@ -115,11 +119,13 @@ NOTHING_SHARED = SharedLines()
 class StepText:
     """The parts of one step's line. Steps with a smaller ``weight`` are kept first.
 
-    ``result`` ends with the game's ``verdict`` on the trade, if it has one.
+    ``heard``: what answered the agent's earlier words and tool calls. ``result`` ends with the
+    game's ``verdict`` on the trade, if it has one.
     """
 
     number: int
     saw: tuple[str, ...]
+    heard: tuple[str, ...]
     said: tuple[str, ...]
     did: str
     result: str
@@ -143,22 +149,26 @@ class StepText:
         )
         said = _cut(" / ".join(self.said), words).replace('"', "'")
         parts = [_inert(f'"{said}"')] if said else []
-        parts += [_inert(_cut(self.did, level.done))]
+        whole = self.action == REPLY and level not in _SMALLEST
+        parts += [_inert(_cut(self.did, _ALL if whole else level.done))]
         if self.result:
             told = "->" + _inert(f"-> {_cut(self.result, level.done)}")[2:]
             parts += [told[: len(told) - len(self.verdict)] + self.verdict]
-        return " | ".join([*self._saw(seen, shared), *parts])
+        shown = [*_fitting(self.saw, seen, shared), *_fitting(self.heard, level.done, shared)]
+        return " | ".join([*([" / ".join(shown)] if shown else []), *parts])
 
-    def _saw(self, limit: int, shared: SharedLines) -> list[str]:
-        kept: list[str] = []
-        for line in self.saw if limit else ():
-            part = shared.reference(line) or _inert(_cut(line, limit))
-            limit -= shared.cost(part)
-            if limit < 0 and kept:
-                kept.append("…")
-                break
-            kept.append(part)
-        return [" / ".join(kept)] if kept else []
+
+def _fitting(lines: Sequence[str], limit: int, shared: SharedLines) -> list[str]:
+    """Return the first lines, as many as ``limit`` characters hold; 0: none."""
+    kept: list[str] = []
+    for line in lines if limit else ():
+        part = shared.reference(line) or _inert(_cut(line, limit))
+        limit -= shared.cost(part)
+        if limit < 0 and kept:
+            kept.append("…")
+            break
+        kept.append(part)
+    return kept
 
 
 def _inert(text: str) -> str:
@@ -181,7 +191,7 @@ def shown_lines(judged: JudgedTrajectory) -> list[Line]:
     calls = _calls_by_step(judged)
     for index, step in enumerate(judged.steps):
         number = step_number(step, index)
-        for line in _lines_of_step(step, calls.get(number, ())):
+        for line, _ in _lines_of_step(step, calls.get(number, ())):
             lines.setdefault(line, number)
     return [(number, line) for line, number in lines.items()]
 
@@ -239,10 +249,12 @@ def condense(
     """
     summary = summarise(judged)
     steps = _step_texts(judged, frozenset(common))
-    for level in _LEVELS:
+    for level in (*_LEVELS, *_SMALLEST):
         text = "\n".join([*_lines(steps, level, shared), summary])
-        within = wanted is None or level is _LEVELS[-1] or _tokens(text, shared) <= wanted
-        if within and count_tokens(shared.whole(text)) <= room:
+        enough = level in (_LEVELS[-1], *_SMALLEST)
+        if (wanted is None or enough or _tokens(text, shared) <= wanted) and count_tokens(
+            shared.whole(text)
+        ) <= room:
             return text
     kept = _keep_most_important(steps, room - count_tokens(summary))
     return "\n".join([*kept, summary])
@@ -318,7 +330,7 @@ def _keep_most_important(steps: Sequence[StepText], limit: int) -> list[str]:
 
 
 def _last_line(step: StepText) -> str:
-    return f"[{step.number}] {step.body(_LEVELS[-1], NOTHING_SHARED)}"
+    return f"[{step.number}] {step.body(_SMALLEST[-1], NOTHING_SHARED)}"
 
 
 def _gap(steps: Sequence[StepText]) -> list[str]:
@@ -335,9 +347,10 @@ def _step_texts(judged: JudgedTrajectory, common: frozenset[Line]) -> list[StepT
     texts = []
     for index, step in enumerate(judged.steps):
         own = calls.get(step_number(step, index), ())
-        new = [line for line in _lines_of_step(step, own) if line not in seen]
+        lines = dict(reversed(_lines_of_step(step, own)))  # the first of equal lines counts
+        new = {line: answers for line, answers in reversed(lines.items()) if line not in seen}
         seen.update(new)
-        texts.append(_step_text(step, index, tuple(dict.fromkeys(new)), own))
+        texts.append(_step_text(step, index, new, own))
     return texts
 
 
@@ -349,14 +362,17 @@ def _calls_by_step(judged: JudgedTrajectory) -> dict[int, list[Call]]:
 
 
 def _step_text(
-    step: RecordedStep, index: int, saw: tuple[str, ...], calls: Iterable[Call]
+    step: RecordedStep, index: int, new: Mapping[str, bool], calls: Iterable[Call]
 ) -> StepText:
     action = step.get("action", {})
     name = str(action.get("actionType", "?"))
     parameters = _compact(action.get("parameters"))
-    asked = [text for call in calls for text in tool_call_texts(call.tool_calls)]
+    asked = [f"called {text}" for call in calls for text in tool_call_texts(call.tool_calls)]
     known = {name.casefold(), parameters.casefold()}
     words = [word for word in _words_of_step(step, action) if word.strip().casefold() not in known]
+    did, said = [name, parameters, *asked], words
+    if _is_reply(action):
+        did, said = [*did, *words], []
     failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
     outcome = action.get("result")
     told = outcome
@@ -368,9 +384,10 @@ def _step_text(
     gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
         number=step_number(step, index),
-        saw=saw,
-        said=tuple(dict.fromkeys([*(f"called {text}" for text in asked), *words])),
-        did=f"{name} {parameters}".strip(),
+        saw=tuple(line for line, answers in new.items() if not answers),
+        heard=tuple(line for line, answers in new.items() if answers),
+        said=tuple(said),
+        did=" ".join(filter(None, dict.fromkeys(did))),
         result=result,
         verdict=verdict,
         action=name,
@@ -384,11 +401,19 @@ def step_number(step: RecordedStep, index: int) -> int:
     return number if isinstance(number, int) else index
 
 
+def _is_reply(action: RecordedStep) -> bool:
+    """Return True if only the reply shows what the agent did."""
+    name = action.get("actionType", RESPONSE)
+    known = action.get("parameters") or action.get("result") or name == "HOLD"
+    return bool(name == RESPONSE or not known)
+
+
 def _words_of_step(step: RecordedStep, action: RecordedStep) -> list[str]:
     words: dict[str, None] = {}
+    words_of = _texts if _is_reply(action) else _words
     for call in step.get("llmCalls", ()):
         if call.get("purpose") != "evaluation":
-            words.update(dict.fromkeys(_words(call.get("response"))))
+            words.update(dict.fromkeys(words_of(call.get("response"))))
             words.update(dict.fromkeys(_texts(call.get("reasoning"))))
     words.update(dict.fromkeys(_texts(action.get("reasoning"))))
     return list(words)
@@ -407,21 +432,34 @@ def _words(response: object) -> list[str]:
     return _texts(*[part.get("reasoning") for part in parts if isinstance(part, dict)])
 
 
-def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[str]:
-    lines: list[str] = []
-    for call in calls:
-        results = [content_text(one) for one in call.messages if one.get("role") == "tool"]
-        lines += [f"tool result: {text.strip()}" for text in results if text.strip()]
-    for call in step.get("llmCalls", ()):
-        if call.get("purpose") != "evaluation":
-            for text in _texts(call.get("systemPrompt"), call.get("userPrompt")):
-                lines += [line.strip() for line in text.splitlines() if line.strip()]
+def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[tuple[str, bool]]:
+    """Return each line, and whether it answers the agent's earlier words and tool calls."""
+    sent: list[Sequence[Message]] = [call.messages for call in calls]
+    sent += [
+        call.get("messages") or [{"role": role, "content": call.get(key)} for role, key in _PROMPTS]
+        for call in step.get("llmCalls", ())
+        if call.get("purpose") != "evaluation"
+    ]
+    lines: list[tuple[str, bool]] = []
+    for messages in sent:
+        answers = False
+        for message in messages:
+            text = content_text(message).strip()
+            if message.get("role") == "assistant":
+                answers = True
+            elif message.get("role") == "tool":
+                lines += [(f"tool result: {text}", True)] if text else []
+            else:
+                lines += [(one.strip(), answers) for one in text.splitlines() if one.strip()]
     accesses = step.get("providerAccesses")  # not checked before, unlike the calls
     for access in accesses if isinstance(accesses, list) else ():
         data = _compact(access.get("data")) if isinstance(access, dict) else ""
         if data:
-            lines.append(f"{access.get('providerName', '')}: {data}")
+            lines.append((f"{access.get('providerName', '')}: {data}", False))
     return lines
+
+
+_PROMPTS = (("system", "systemPrompt"), ("user", "userPrompt"))
 
 
 def _texts(*values: object) -> list[str]:

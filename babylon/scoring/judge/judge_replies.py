@@ -17,7 +17,7 @@ from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Call
 from babylon.core.types import Scored
 from babylon.scoring.judge.budget import Budget, BudgetLimits
-from babylon.scoring.judge.condense import step_number
+from babylon.scoring.judge.condense import REPLY, step_number
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_requirements import require_judge
 from babylon.scoring.judge.judge_scorers import open_judge
@@ -120,8 +120,8 @@ def as_play(judged: JudgedTrajectory, point: Point, number: int, reply: str) -> 
     before = [one for one in judged.trajectory.calls if one.step < point.call.step]
     last = {name: decision[name] for name in _SEEN if name in decision}
     asked = [one for one in decision.get("llmCalls", ()) if one.get("purpose") == "action"]
-    last["llmCalls"] = [{**one, "response": reply, "reasoning": None} for one in asked[-1:]]
-    words = {"actionType": "REPLY", "parameters": {"reply": reply}, "success": True}
+    last["llmCalls"] = [{**one, "response": None, "reasoning": None} for one in asked[-1:]]
+    words = {"actionType": REPLY, "parameters": {"reply": reply}, "success": True}
     return JudgedTrajectory(
         trajectory=replace(
             judged.trajectory,
@@ -133,7 +133,7 @@ def as_play(judged: JudgedTrajectory, point: Point, number: int, reply: str) -> 
             trades=0,
             actions=1,
             steps=place + 1,
-            calls=(*before, replace(point.call, response=reply)),
+            calls=(*before, replace(point.call, response=reply, tool_calls=(), reasoning=None)),
             payoffs=(),
         ),
         steps=(*judged.steps[:place], {**last, "action": words}),

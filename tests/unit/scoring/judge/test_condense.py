@@ -16,7 +16,7 @@ from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.prompt import count_tokens
 from benchmarks.judge_windows import recorded_window
 from tests.conftest import REAL_ROWS
-from tests.judged import config, judged, step
+from tests.judged import chat, config, judged, step
 
 
 def long_play(steps=60):
@@ -167,6 +167,30 @@ def test_what_is_said_again_or_confirms_itself_is_left_out():
         '[1] "I wait for news" | BUY_SHARES | -> pnl=1',
         "[2] BUY_SHARES | -> pnl=2",
     ]
+
+
+def test_a_conversation_keeps_every_turn_and_every_reply():
+    """Without actions, replies are the decisions, and what the user says to them the results."""
+    filler = "and much more about parcels, cards and lamps that nobody needs to read. " * 4
+    turns = [f"turn {n} {filler}" for n in range(12)]
+    talk = chat("a", [(("user", turn), f"reply {n} {filler}") for n, turn in enumerate(turns)])
+    for wanted in (None, 500, 0):
+        text = condense(talk, [], 10**6, wanted=wanted)
+        assert all(f"turn {n} " in text for n in range(1, 12))
+        assert all(f"| RESPONSE reply {n} {filler.strip()}" in text for n in range(1, 12))
+
+
+def test_plays_that_differ_in_one_tool_call_differ_for_the_judge():
+    texts = []
+    for ticker in ("NVDA", "TSLA"):
+        called = {"type": "function", "function": {"name": "buy", "arguments": ticker}}
+        turns = [(("user", "Buy NVDA."), ""), (("tool", f"Bought {ticker}."), "Done. " * 30)]
+        texts.append(condense(chat("a", turns, (called,)), [], 10**6, wanted=0).splitlines())
+    assert texts[0][:2] == [
+        "[0] RESPONSE called buy(NVDA)",
+        f"[1] tool result: Bought NVDA. | RESPONSE {'Done. ' * 30}".strip(),
+    ]
+    assert texts[1][0] == "[0] RESPONSE called buy(TSLA)"
 
 
 def test_prompts_of_a_group_begin_alike():

@@ -45,6 +45,14 @@ def test_a_reply_takes_the_place_of_what_was_said_and_of_all_that_came_of_it(
     assert shown.trajectory.scenario_id == f"t-one#{numbers[1]}"
 
 
+def test_a_reply_is_shown_whole() -> None:
+    """What two long replies differ in may stand in their middle."""
+    long = "The same beginning. " * 40 + "I refund nothing." + "The same end. " * 40
+    play = judged("one", 0.0, (step(0, said="RECORDED", prompt="m1 at 0.40"),))
+    point = Decision("t-one", Call(step=0, messages=(), response="RECORDED"))
+    assert "I refund nothing." in condense(as_play(play, point, 0, long), (), 10**6, wanted=0)
+
+
 async def test_plays_are_read_and_cut_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop renews the lease of the window."""
     threads: list[threading.Thread] = []
