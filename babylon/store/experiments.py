@@ -227,7 +227,8 @@ WHERE c.arm <> 'pinned' AND coalesce(c.agent_id, c.key_id) IS NOT NULL
 GROUP BY 1, 2 ORDER BY 2, 1
 """
 
-_NUMBER = r"\s*:\s*(-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
+# Only as many digits as a float8 can hold: one number beyond it would fail the query of all plays.
+_NUMBER = r"\s*:\s*(-?[0-9]{1,18}(?:\.[0-9]{1,25})?(?:[eE][-+]?[0-9]{1,2})?)\s*[,}]"
 
 
 def _opening(key: str) -> str:

@@ -201,6 +201,8 @@ async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Setti
     now = datetime.now(UTC).replace(tzinfo=None)
     fleet.play("a0", "challenger", 9e6, startTime=now.isoformat())
     fleet.play("a1", "champion", 9e6, finalPnL="NaN")
+    fleet.play("a1", "challenger", 1e100)  # one agent's number must not end the review
+    fleet.play("a1", "challenger", 5, stepsJson='[{"environmentState":{"agentPnL":1e999}}]')
     await fleet.write()
     found = await look(store, settings)
     assert found.plays == 6
@@ -209,7 +211,7 @@ async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Setti
         "evaluation": 1,
         "not finished or never written": 1,
         "window not over": 1,
-        "no P&L": 1,
+        "no P&L": 3,
         "calls for a pinned version": 2,
     }
     assert abs(pnl(found).difference) < 1000

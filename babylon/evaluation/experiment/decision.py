@@ -36,7 +36,7 @@ def decide(evidence: Evidence, settings: ExperimentSettings) -> tuple[Decision, 
     pnl = f"P&L {evidence.pnl} $ a play"
     if evidence.pnl.high < -settings.tolerated_loss_usd:
         return "rollback", f"{pnl}: worse than the champion"
-    if evidence.pnl.low <= 0:
+    if not evidence.pnl.low > 0:
         return _undecided(evidence, settings, f"{pnl}: not yet clear")
     if doubtful := [guard for guard in evidence.guardrails if guard.state == "doubtful"]:
         return _undecided(evidence, settings, f"{pnl}, but {'; '.join(map(told, doubtful))}")

@@ -1,6 +1,5 @@
 """The plays of an experiment that count, and the result of each."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import msgspec
 
 from babylon.quality.correctness import window_pnl_usd
 from babylon.quality.decode import GameMetrics, GameStep, RejectedError, decode
+from babylon.quality.traded import MOST
 from babylon.store.connection import Connection
 from babylon.store.experiments import Play, steps_of
 
@@ -77,7 +77,7 @@ async def results(game: Connection, plays: Sequence[Play]) -> tuple[list[PlayRes
     for play, counted, value in zip(plays, counts, pnl, strict=True):
         if value is None:
             value = _from_steps(steps.get(play.trajectory_id, ""), play, counted)
-        if value is None or not math.isfinite(value):
+        if value is None or not abs(value) <= MOST:
             excluded["no P&L"] += 1
             continue
         balance = max(play.opening_balance or 0.0, START_BALANCE_USD)

@@ -69,8 +69,14 @@ def test_a_loss_beyond_the_bound_is_never_made_up_for() -> None:
 
 
 def test_a_match_is_given_up_when_the_rest_can_hardly_decide_it() -> None:
-    tiled = {gain: np.tile([gain - 100.0, gain + 100.0], 512) for gain in (-50.0, 0.0, 6.0)}
+    tiled = {gain: np.tile([gain - 100.0, gain + 100.0], 800) for gain in (-50.0, 0.0, 6.0)}
     hopes = {gain: can_reach(bounded(values), BUDGET) for gain, values in tiled.items()}
     assert hopes == {-50.0: False, 0.0: False, 6.0: True}
     assert not can_reach(bounded(np.full(BUDGET, 50.0)), BUDGET)  # nothing is left to play
     assert can_reach(bounded(np.array([-500.0])), BUDGET)  # one world says nothing
+
+
+def test_a_match_is_not_given_up_before_rare_wins_can_show() -> None:
+    """One world in fifty may pay for all others: 32 and 128 worlds often have none."""
+    for worlds, hope in ((32, True), (128, True), (1900, False)):
+        assert can_reach(bounded(np.tile([-1.0, -3.0], worlds // 2)), BUDGET) is hope

@@ -47,7 +47,7 @@ def plays(
         ("random", "oracle", "promote", BATCH, "is a gain"),
         ("oracle", "news", "reject", BATCH, "is a loss"),
         ("news", "hold", "reject", BATCH, "collapsed: 100.0% of its decisions are the same"),
-        ("news", "news", "insufficient", BATCH, "the rest could hardly change it"),
+        ("news", "news", "insufficient", 2 * BATCH, "the rest could hardly change it"),
     ],
 )
 async def test_a_match_ends_as_soon_as_it_is_clear(
