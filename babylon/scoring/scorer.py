@@ -126,29 +126,38 @@ def rewards_json(
 
 
 def _checked(name: str, value: Any, trajectory: Trajectory) -> ScoreOrRejection:
+    of = f"trajectory {trajectory.trajectory_id}"
     if isinstance(value, Rejection):
-        return value
+        return replace(value, trajectory_id=trajectory.trajectory_id)
     given = value if isinstance(value, Score) else Score(value)
-    try:
-        number = float(given.value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _number(given.value)
     if not math.isfinite(number):
         got = repr(number) if isinstance(given.value, float) else type(given.value).__name__
-        raise ScoringError(
-            f"scorer {name} returned {got} for trajectory {trajectory.trajectory_id}:"
-            " scores must be finite numbers"
-        )
+        raise ScoringError(f"scorer {name} returned {got} for {of}: scores must be finite numbers")
     try:
-        rewards = {index(step): float(reward) for step, reward in given.rewards.items()}
-    except (TypeError, ValueError, OverflowError):
+        rewards = {index(step): _number(reward) for step, reward in given.rewards.items()}
+    except TypeError:
         rewards = {0: math.nan}
     if not all(map(math.isfinite, rewards.values())):
         raise ScoringError(
-            f"scorer {name} returned a reward that is not finite for a step of trajectory"
-            f" {trajectory.trajectory_id}: rewards must be finite numbers by number of the step"
+            f"scorer {name} returned a reward that is not finite for a step of {of}: rewards must"
+            " be finite numbers by number of the step"
         )
-    return replace(given, value=number, rewards=rewards)
+    parts = {part: _number(one) for part, one in given.components.items()}
+    ends = [_number(end) for end in (given.low, given.high) if end is not None]
+    if not all(map(math.isfinite, [*parts.values(), *ends])):
+        raise ScoringError(
+            f"scorer {name} returned a component or an interval that is not finite for {of}:"
+            " leave out what is not known"
+        )
+    return replace(given, value=number, rewards=rewards, components=parts)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _wants_context(scorer: Scorer) -> bool:

@@ -68,10 +68,13 @@ SELECT EXISTS (
 """
 
 _KNOWN = """
-SELECT DISTINCT ON (trajectory_id, step, call_id, name) trajectory_id, name,
-       nullif(step, -1) AS step, nullif(call_id, '') AS call_id, value, label, comment
+SELECT trajectory_id, name, nullif(step, -1) AS step, nullif(call_id, '') AS call_id,
+       (array_agg(value ORDER BY given_at DESC) FILTER (WHERE value IS NOT NULL))[1] AS value,
+       (array_agg(label ORDER BY given_at DESC) FILTER (WHERE label IS NOT NULL))[1] AS label,
+       (array_agg(comment ORDER BY given_at DESC) FILTER (WHERE comment IS NOT NULL))[1] AS comment
 FROM babylon.feedback
 WHERE trajectory_id = ANY($2::text[])
   AND given_at <= (SELECT coalesce(collected_at, now()) FROM babylon.windows WHERE window_id = $1)
-ORDER BY trajectory_id, step, call_id, name, given_at DESC
+GROUP BY trajectory_id, feedback.step, feedback.call_id, name
+ORDER BY trajectory_id, feedback.step, feedback.call_id, name
 """

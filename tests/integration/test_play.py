@@ -172,6 +172,12 @@ async def test_play_over_http_is_trained_with_the_tokens_of_its_calls_and_scored
     await agent.ok(
         {"type": "feedback", "trajectory_id": "two", "step": 1, "value": 0.25},
         {"type": "feedback", "trajectory_id": "two", "step": 1, "value": 0.5},  # a correction
+        {
+            "type": "feedback",
+            "trajectory_id": "two",
+            "step": 1,
+            "comment": "late",
+        },  # the value stays
         {"type": "feedback", "trajectory_id": "two", "name": "tone", "value": 3, "comment": "ok"},
     )
 

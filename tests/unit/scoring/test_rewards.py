@@ -1,3 +1,4 @@
+import math
 import sys
 from datetime import UTC, datetime
 
@@ -9,7 +10,7 @@ from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Payoff, Trajectory
-from babylon.core.types import Artifact
+from babylon.core.types import Artifact, Rejection
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import (
     SCORERS,
@@ -154,6 +155,18 @@ async def test_plain_and_async_scorers_give_floats_or_scores_with_components():
 async def test_a_reward_that_is_no_finite_number_of_a_step_names_scorer_and_trajectory(rewards):
     with pytest.raises(ScoringError, match=r"scorer mine .* trajectory t0: rewards must be finite"):
         await score("mine", lambda _: [Score(0.5, {}, rewards)], [trajectory(0)])
+
+
+@pytest.mark.parametrize("unfit", [{"components": {"sharpe": float("nan")}}, {"low": -math.inf}])
+async def test_a_part_of_a_score_that_is_not_finite_names_scorer_and_trajectory(unfit):
+    with pytest.raises(ScoringError, match=r"scorer mine .* not finite for trajectory t0: leave"):
+        await score("mine", lambda _: [Score(0.5, **unfit)], [trajectory(0)])
+
+
+async def test_a_rejection_is_of_the_trajectory_that_it_was_returned_for():
+    other = Rejection(trajectory_id="else", reason="mine", detail="")
+    (found,) = await score("mine", lambda _: [other], [trajectory(0)])
+    assert found == Rejection(trajectory_id="t0", reason="mine", detail="")
 
 
 async def test_rewards_of_numpy_can_be_stored():
