@@ -10,6 +10,7 @@ import msgspec
 
 JsonObject: TypeAlias = dict[str, object]
 Message: TypeAlias = dict[str, object]
+_SWITCHES = 60  # characters: "{'enable_thinking': False, 'thinking_budget': 1024}" has 51
 """One chat message as it was sent: OpenAI's JSON object. Its content may be text, a list of parts,
 or null beside tool calls."""
 
@@ -106,3 +107,22 @@ def answer_message(
     if calls := list(tool_calls or ()):
         message |= {"content": response or None, "tool_calls": calls}
     return message | ({"reasoning": reasoning} if reasoning else {})
+
+
+class SentParameters(msgspec.Struct, frozen=True):
+    """The recorded parameters of a request that shape its prompt, or hide parts of its answer."""
+
+    tools: tuple[JsonObject, ...] | None = None
+    documents: object = None
+    chat_template: object = None
+    chat_template_kwargs: object = None
+    include_reasoning: object = None
+
+    @property
+    def hides_text(self) -> bool:
+        """True if token ids hold text that messages, tools and answer do not show.
+
+        Variables of the template count if they are longer than a few switches.
+        """
+        long = len(str(self.chat_template_kwargs or "")) > _SWITCHES
+        return bool(self.documents or self.chat_template or long or self.include_reasoning is False)

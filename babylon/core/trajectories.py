@@ -25,6 +25,7 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     temperature), one for each of the T completion tokens. ``untrainable``: why the reply must not
     be trained on, because it was not sampled from the policy alone. ``tools``: those that the
     request offered. ``response``, ``tool_calls`` and ``reasoning`` are the parts of the answer.
+    ``unseen``: the token ids stand for text that no other field holds.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Call(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     tools: tuple[JsonObject, ...] = ()
     tool_calls: tuple[JsonObject, ...] = ()
     reasoning: str | None = None
+    unseen: bool = False
 
     @property
     def answer(self) -> Message:

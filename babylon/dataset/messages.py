@@ -76,7 +76,7 @@ def call_of(column: Mapping[str, Any]) -> Call:
     """Return the call that ``call_column`` wrote."""
     answer = message_of(column["completion"][0])
     tools = msgspec.json.decode(column["tools_json"] or "[]")
-    ids = {
+    ids: dict[str, Any] = {
         name: None if column[name] is None else tuple(column[name])
         for name in ("prompt_token_ids", "completion_token_ids", "logprobs")
     }

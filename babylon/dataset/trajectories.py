@@ -134,7 +134,7 @@ def trajectory_rows(
             players = _players(game)
             if any((scenario, one) in absent or not selection.takes(one) for one in players):
                 continue
-            played = calls.decode(row.pop("calls_json"))
+            played = [_shown(call, selection) for call in calls.decode(row.pop("calls_json"))]
             row |= scores.get(row["trajectory_id"], {})
             row |= {
                 "window_id": scored.claim.window_id,  # with the recipe, as in the other tables
@@ -160,6 +160,15 @@ def trajectory_rows(
             except ScrubError as error:
                 log.error("%s", error)
         yield portion
+
+
+def _shown(call: Call, selection: Selection) -> Call:
+    """Return the call without token ids that stand for text which nobody could scrub."""
+    return (
+        msgspec.structs.replace(call, **dict.fromkeys(_TOKENS))
+        if call.unseen and selection.safe
+        else call
+    )
 
 
 def _players(steps: Sequence[PublishedStep]) -> list[str]:

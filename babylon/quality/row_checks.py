@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from babylon.core.game_rows import GameRow
-from babylon.core.llm_calls import POLICY_PURPOSES, JsonObject, LlmCall, Message
+from babylon.core.llm_calls import POLICY_PURPOSES, JsonObject, LlmCall, Message, SentParameters
 from babylon.core.settings import QualitySettings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Rejection
@@ -55,10 +55,6 @@ class _Answer(msgspec.Struct, frozen=True):
     tool_calls: tuple[JsonObject, ...] = ()
     reasoning: str | None = None
     reasoning_content: str | None = None
-
-
-class _Parameters(msgspec.Struct, frozen=True):
-    tools: tuple[JsonObject, ...] | None = None
 
 
 def _read(text: str | None, kind: type[T]) -> T | None:
@@ -147,12 +143,13 @@ def _with_tokens(call: Call, unread: dict[str, RecordedCall]) -> Call:
 
 
 def _joined(call: Call, record: RecordedCall) -> Call:
-    """Return the call with all that its token ids stand for: readers and scrubbing see it too."""
+    """Return the call with what its token ids stand for, for readers and scrubbing too."""
     answer = _read(record.answer, _Answer) or _Answer()
-    sent = _read(record.parameters, _Parameters)
+    sent = _read(record.parameters, SentParameters) or SentParameters()
     call = msgspec.structs.replace(
         call,
-        tools=(sent and sent.tools) or (),
+        tools=sent.tools or (),
+        unseen=sent.hides_text,
         tool_calls=answer.tool_calls or call.tool_calls,
         reasoning=answer.reasoning or answer.reasoning_content,
     )

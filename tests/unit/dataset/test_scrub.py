@@ -4,11 +4,12 @@ import random
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from babylon.core.trajectories import Call
 from babylon.dataset.messages import call_column
 from babylon.dataset.scrub import ScrubError, cleaned, found, scrub
-from babylon.dataset.trajectories import scrubbed
+from babylon.dataset.trajectories import Selection, _shown, scrubbed
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 SEED = "legal winner thank year wave sausage worth useful legal winner thank yellow"
@@ -167,3 +168,10 @@ def test_a_digest_is_a_good_id_and_no_text_to_publish(digest: str) -> None:
 def test_a_row_without_secrets_is_the_same_row() -> None:
     given = row("nothing")
     assert scrubbed(given) is given
+
+
+def test_tokens_of_text_that_no_column_holds_are_not_published():
+    call = Call(step=0, messages=(), response="HOLD", prompt_token_ids=(1,), unseen=True)
+    assert _shown(call, Selection()).prompt_token_ids is None
+    assert _shown(call, Selection(safe=False)) == call
+    assert _shown(replace(call, unseen=False), Selection()).prompt_token_ids == (1,)

@@ -92,6 +92,24 @@ def test_a_call_without_id_shows_all_that_its_tokens_stand_for():
 
 
 @pytest.mark.parametrize(
+    ("sent", "unseen"),
+    [
+        ({"documents": [{"text": "mail bob"}]}, True),
+        ({"chat_template": "mail bob"}, True),
+        ({"chat_template_kwargs": {"facts": "mail bob@example.com " * 4}}, True),
+        ({"include_reasoning": False}, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "include_reasoning": True}, False),
+        ({"temperature": 1.0}, False),
+    ],
+)
+def test_tokens_of_text_that_only_parameters_hold_are_marked(sent, unseen):
+    """Scrubbing searches the fields, so these tokens are not published."""
+    record = recorded(parameters=msgspec.json.encode(sent).decode())
+    (one,) = policy_calls("t1", played(step(0)), {}, [record])
+    assert one.unseen is unseen and not one.retokenized
+
+
+@pytest.mark.parametrize(
     "tokens", [{}, {"prompt_token_ids": [], "completion_token_ids": [], "logprobs": []}]
 )
 def test_what_the_gateway_marked_untrainable_is_marked_so_and_has_no_tokens(tokens):
