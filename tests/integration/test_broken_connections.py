@@ -10,6 +10,7 @@ import uvloop
 
 from babylon.core.errors import DatabaseError
 from babylon.core.settings_loading import load_settings
+from babylon.ops.up.turns import setting_up
 from babylon.store import Store, open_store
 from babylon.store.connection import UNREACHABLE
 
@@ -73,3 +74,14 @@ def test_a_cancellation_is_not_lost_when_the_connection_breaks_too(
         assert await store.pool.fetchval("SELECT 1") == 1
 
     _on_the_gateways_loop(database_url, tmp_path, work)
+
+
+async def test_a_turn_that_breaks_while_prefect_answers_is_an_error_of_the_database(
+    store: Store,
+) -> None:
+    with pytest.raises(DatabaseError, match="broke while Prefect was set up"):
+        async with setting_up(store):
+            (holding,) = [one._con for one in store.pool._holders if one._in_use]  # type: ignore[attr-defined]
+            holding._transport.abort()
+            while not holding.is_closed():
+                await asyncio.sleep(0)

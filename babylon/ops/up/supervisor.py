@@ -53,6 +53,7 @@ from babylon.ops.up.take_up import take_up_lost
 from babylon.ops.up.teller import RETRY_S, Teller
 from babylon.stages.train import ensure_champion
 from babylon.store import Store, open_store
+from babylon.store.connection import UNREACHABLE
 from babylon.store.server import database_url, kept_running
 
 NAME = "supervisor"
@@ -193,7 +194,7 @@ class Supervisor:
         while True:
             try:
                 await step()
-            except (BabylonError, OSError) as error:
+            except (*UNREACHABLE, BabylonError) as error:
                 log.warning("%s; tried again in %.0f s", error, RETRY_S)
                 note_problem(home, str(error))
                 with suppress(OSError):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import asyncpg
 import psutil
 import pytest
 
@@ -282,6 +283,20 @@ async def test_while_prefect_is_away_agents_are_served_and_status_names_it(
         assert processes.running("serving") and calls and processes.running("mute") is None
         os.kill(os.getpid(), signal.SIGTERM)
         await keeping
+
+
+async def test_a_broken_connection_to_the_database_ends_no_service(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [asyncpg.InterfaceError("the underlying connection is closed")]
+
+    async def step() -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr(supervisor, "RETRY_S", 0)
+    await Supervisor(settings)._until_done(step)
+    assert not left
 
 
 def test_the_guard_starts_a_killed_supervisor_again_and_no_other(tmp_path: Path) -> None:
