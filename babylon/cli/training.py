@@ -95,7 +95,9 @@ def train(
 def demo(
     windows: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Hours of play. Default: 12; 3 full; 4 live."),
+        typer.Option(
+            min=1, metavar="N", help="Windows. Default: 7; 3 with --rules hour; 4 with --live."
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
     rules: o.GameRules = o.Preset.STARTER,
