@@ -105,7 +105,8 @@ def demo(
     live: Annotated[
         bool,
         typer.Option(
-            "--live", help="Rehearse: real time, windows of 15 minutes, services of `up`."
+            "--live",
+            help="Rehearse: real time, windows of 15 minutes (hour: 60), services of `up`.",
         ),
     ] = False,
     json: o.Json = False,
