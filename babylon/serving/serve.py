@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -208,8 +209,9 @@ async def _wait_until_ready(
 ) -> None:
     """Wait until the engine answers, and each gateway process serves its route or has none."""
     ready_s = READY_S[serving.engine]
+    deadline = time.monotonic() + ready_s  # a round takes up to _ASK_S, so rounds tell no time
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_ASK_S)) as session:
-        for _ in range(round(ready_s / _POLL_S)):
+        while True:
             for process in processes:
                 if failure := process.failure():
                     raise ServingError(failure)
@@ -221,11 +223,12 @@ async def _wait_until_ready(
             )
             if engine == "ok" and {*gateways} <= {"ok", "no policy"}:
                 return
+            if time.monotonic() >= deadline:
+                raise ServingError(
+                    f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway:"
+                    f" {', '.join(gateways)}; see the logs in {home.logs}"
+                )
             await asyncio.sleep(_POLL_S)
-    raise ServingError(
-        f"serving is not ready after {ready_s:.0f} s: engine: {engine}, gateway:"
-        f" {', '.join(gateways)}; see the logs in {home.logs}"
-    )
 
 
 async def _health(session: aiohttp.ClientSession, host: str, port: int) -> str:
