@@ -110,14 +110,22 @@ async def serve_engine(given: ServingSettings, home: Home, environment: dict[str
     """Run an engine alone, for gateways on other machines, until SIGINT or SIGTERM.
 
     Raises:
+        ConfigError: vLLM is to listen to other machines.
         ServingError: A port is busy, or the process does not start.
     """
+    if given.engine == "vllm" and given.engine_listen:
+        raise ConfigError(
+            f"ENGINE_LISTEN={given.engine_listen}: vLLM servers that babylon starts listen on"
+            " loopback: unset ENGINE_LISTEN and run the gateway on this machine, or use the"
+            " embedded engine"
+        )
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     engine = await engine_service(given, home, environment)
     async with supervised(engine), in_background(keep_logs_small(home.logs)):
-        logger.info("the engine listens at %s", given.engine_listen or "loopback")
+        here = given.engine_listen or f"http://127.0.0.1:{given.engine_port}"
+        logger.info("the engine listens at %s", here)
         await stop.wait()
 
 
