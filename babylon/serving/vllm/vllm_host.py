@@ -102,7 +102,7 @@ class VllmFleet:
         except ModelError:
             await self._stop(key, server)
             raise
-        except RequestError:
+        except BaseException:  # a cancellation too, or the server would run on without a policy
             self._retire_if_idle(key, server)
             raise
         return _card(policy, server, (await server.ready()).get(name, name))

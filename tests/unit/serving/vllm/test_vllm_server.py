@@ -12,8 +12,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from babylon.core.processes import Service
+from babylon.core.settings import ServingSettings
 from babylon.serving.openai_wire import RequestError, error_body
+from babylon.serving.vllm import vllm_host
 from babylon.serving.vllm.vllm_client import VllmClient, VllmDownError
+from babylon.serving.vllm.vllm_host import VllmFleet
 from babylon.serving.vllm.vllm_server import VllmPolicy, VllmServer, read_policy
 
 ADAPTER = VllmPolicy(name="p-v1", version=1, path="/adapters/1", base="org/base", is_adapter=True)
@@ -164,3 +168,25 @@ async def test_a_server_whose_first_model_is_deleted_ends_the_host(
                 await asyncio.sleep(0.01)
         await server.stop()
     assert ended == [signal.SIGTERM]
+
+
+async def test_a_cancelled_load_leaves_no_server_without_a_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = Service(name="vLLM server", command=("sleep", "60"), log=tmp_path / "log")
+    monkeypatch.setattr(vllm_host, "vllm_service", lambda *_, **__: starting)
+    (tmp_path / "config.json").write_text("{}")
+    given = {"logs": tmp_path, "reserved_ports": (), "secret": "", "cpu": False}
+    async with aiohttp.ClientSession() as http:
+        fleet = VllmFleet(http, ServingSettings(engine="vllm"), **given)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(20):
+                loading = asyncio.create_task(fleet.load("p-v1", str(tmp_path), 1))
+                while not fleet.describe():
+                    await asyncio.sleep(0.01)
+                loading.cancel()
+                await asyncio.wait([loading])
+                while fleet.describe():
+                    await asyncio.sleep(0.01)
+        finally:
+            await fleet.close()
