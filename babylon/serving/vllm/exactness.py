@@ -3,6 +3,7 @@
 ``VLLM_ENFORCE_STRICT_TOOL_CALLING`` cannot be found out over HTTP.
 """
 
+from babylon.core.errors import ServingError
 from babylon.serving.openai_wire import JsonObject, RequestError
 from babylon.serving.vllm.vllm_client import VllmClient
 
@@ -18,6 +19,7 @@ async def exactness_problems(vllm: VllmClient, model: str) -> list[str]:
     Raises:
         VllmDownError, TimeoutError: the server does not answer.
         RequestError: the server refuses a plain chat.
+        ServingError: it answers without logprobs.
     """
     cold = await _likeliest(vllm, model, {"temperature": _COLD, **_NEUTRAL})
     hot = await _likeliest(vllm, model, {"temperature": _HOT, **_NEUTRAL})
@@ -38,7 +40,13 @@ async def _likeliest(vllm: VllmClient, model: str, sampling: JsonObject) -> floa
     """Return the logprob of the likeliest first token."""
     asked = {"logprobs": True, "top_logprobs": 1, "top_p": 1.0, **sampling}
     answer = await vllm.chat({**_chat(model), **asked})
-    return float(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"])
+    try:
+        return float(answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ServingError(
+            f"{vllm.url} answers without logprobs, which exact recording needs: let ENGINE_URL name"
+            " a vLLM server, and no proxy that leaves them out"
+        ) from error
 
 
 def _chat(model: str) -> JsonObject:

@@ -15,7 +15,9 @@ CHANCES = (0.5, 0.3, 0.15, 0.05)
 
 
 @asynccontextmanager
-async def server(*, raw: bool, default_top_k: int, tools: bool) -> AsyncIterator[str]:
+async def server(
+    *, raw: bool = False, default_top_k: int = 0, tools: bool = True, silent: bool = False
+) -> AsyncIterator[str]:
     """A server whose policy knows four tokens."""
 
     async def chat(request: web.Request) -> web.Response:
@@ -29,7 +31,8 @@ async def server(*, raw: bool, default_top_k: int, tools: bool) -> AsyncIterator
             kept = kept[:top_k]
         top = [{"token": "a", "logprob": math.log(kept[0] / sum(kept))}]
         content = [{**top[0], "top_logprobs": top}]
-        return web.json_response({"choices": [{"logprobs": {"content": content}}]})
+        told = None if silent else {"content": content}
+        return web.json_response({"choices": [{"logprobs": told}]})
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "base", "root": "/base"}]})
@@ -59,3 +62,9 @@ async def test_the_doctor_names_what_a_foreign_vllm_lacks(
     assert finding.ok is not bool(missing)
     assert all(flag in finding.detail for flag in missing)
     assert ("serves base" in finding.detail) is not bool(missing)
+
+
+async def test_a_server_without_logprobs_is_a_finding() -> None:
+    async with server(silent=True) as url:
+        (finding,) = await check_vllm(ServingSettings(engine="vllm", engine_url=url))
+    assert finding.ok is False and "answers without logprobs" in finding.detail
