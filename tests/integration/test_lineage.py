@@ -21,7 +21,9 @@ FAILED, WINDOW = "2025-11-20T08:00", "2025-11-14T10:00"  # the second trained po
 
 
 @asynccontextmanager
-async def receiver(refuses: int) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
+async def receiver(
+    refuses: int, status: int = 403
+) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """A receiver that is out of order for the first requests, and the events that it took."""
     took: list[dict[str, Any]] = []
     left = refuses
@@ -31,7 +33,7 @@ async def receiver(refuses: int) -> AsyncIterator[tuple[str, list[dict[str, Any]
         assert request.headers["Authorization"] == "Bearer catalogue-key"
         if left:
             left -= 1
-            return web.Response(status=400)
+            return web.Response(status=status)
         event = await request.json()
         if event["run"]["facets"]["nominalTime"]["nominalStartTime"][:16] in (FAILED, WINDOW):
             took.append(event)
@@ -66,6 +68,25 @@ async def test_a_refusal_is_logged_without_the_password_of_the_address(
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
     assert "://********@127.0.0.1" in caplog.text and "sk-secret" not in caplog.text
+
+
+async def test_an_event_that_is_refused_for_good_blocks_no_other(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lineage, "LOOK_S", 0.05)
+    claim = await claim_window(store, parse_window_id(FAILED), owner="a", lease_s=60)
+    await set_state(store, claim, WindowState.FAILED, reason="no agents")
+    async with receiver(refuses=1, status=422) as (url, took):
+        tracking = TrackingSettings(lineage_url=url, lineage_key=SecretStr("catalogue-key"))
+        telling = asyncio.create_task(
+            tell_lineage(lambda: open_store(settings), tracking, "babylon", None)
+        )
+        async with asyncio.timeout(60):
+            while not took:
+                await asyncio.sleep(0.02)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    assert [one["eventType"] for one in took] == ["FAIL"]  # and not the START, which was refused
 
 
 async def test_each_claim_has_a_begin_and_an_end_with_play_in_and_the_policy_out(

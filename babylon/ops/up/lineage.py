@@ -34,6 +34,8 @@ TIMEOUT_S = 10.0
 _PRODUCER = f"urn:babylon-rl:{babylon.__version__}"
 _COMPLETE = {"deployed", "rejected", "skipped"}
 _STATES = event_v2.RunState
+# Refusals of the key, the address or the moment: other events would be refused too.
+_NOT_THE_EVENT = {401, 403, 404, 405, 408, 429}
 log = logging.getLogger(__name__)
 
 
@@ -45,8 +47,9 @@ async def tell_lineage(
 ) -> None:
     """Send the events of each claim to ``OPENLINEAGE_URL`` until cancelled.
 
-    ``game``: address of the game's database. A receiver that is away gets the events later. After
-    a restart the last hour is sent again: receivers know a run by its id.
+    ``game``: address of the game's database. A receiver that is away gets the events later, and one
+    that it refuses for good is left out. After a restart the last hour is sent again: receivers
+    know a run by its id.
     """
     client, told = _client(tracking), set[tuple[UUID, str]]()
     since: datetime | None = None
@@ -63,16 +66,34 @@ async def tell_lineage(
             for event in found:
                 key = (UUID(event.run.runId), str(event.eventType))
                 if key not in told:
-                    await asyncio.to_thread(client.emit, event)
+                    await _emit(client, event, tracking)
                     told.add(key)
             # Older ones are not found again.
             told.intersection_update((UUID(one.run.runId), str(one.eventType)) for one in found)
             since = now - BACK
         except Exception as error:  # nothing here may end the supervisor, and with it all services
-            # The error of a refusal quotes the whole address.
-            shown = without_passwords(f"{tracking.lineage_url} now: {error!r}")
-            log.warning("lineage cannot be sent to %s", shown)
+            shown = _shown(tracking, error)
+            log.warning("lineage cannot be sent now to %s", shown)
         await asyncio.sleep(LOOK_S)
+
+
+async def _emit(
+    client: OpenLineageClient, event: event_v2.RunEvent, tracking: TrackingSettings
+) -> None:
+    """Send an event. One that is refused for good is logged, because it would block all later."""
+    try:
+        await asyncio.to_thread(client.emit, event)
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        if not 400 <= status < 500 or status in _NOT_THE_EVENT:
+            raise
+        name = f"{event.eventType} of run {event.run.runId}"
+        log.error("the event %s is left out: refused by %s", name, _shown(tracking, error))
+
+
+def _shown(tracking: TrackingSettings, error: Exception) -> str:
+    # The error of a refusal quotes the whole address.
+    return without_passwords(f"{tracking.lineage_url}: {error!r}")
 
 
 def _client(tracking: TrackingSettings) -> OpenLineageClient:
