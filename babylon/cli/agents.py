@@ -77,4 +77,8 @@ def spawn(
         f"{result.trajectories} trajectories ({result.calls} decisions) of {agents} agents in"
         f" {result.scenarios} scenarios, mean P&L {result.mean_pnl:+.1f}"
     )
+    if result.abandoned:
+        print(
+            f"{result.abandoned} tables were abandoned after a failed call: the log has the errors"
+        )
     print(f"windows {', '.join(result.windows)}: see `babylon windows list`")

@@ -273,9 +273,10 @@ def hour_line(result: WindowResult, fleet: FleetResult) -> str:
     """Return a window's end in one line."""
     before, after = (result.metrics.get(f"pnl_{when}") for when in ("before", "after"))
     gate = f", gate {before:.0f} → {after:.0f}" if isinstance(before, float) else ""
+    lost = f" ({fleet.abandoned} tables abandoned)" if fleet.abandoned else ""
     return (
         f"{result.window_id}: fleet P&L {fleet.mean_pnl:+.0f} over"
-        f" {fleet.trajectories} trajectories{gate}, {result.status}"
+        f" {fleet.trajectories} trajectories{lost}{gate}, {result.status}"
     )
 
 

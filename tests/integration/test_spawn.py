@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from babylon.core.errors import ConfigError, DatabaseError
+from babylon.core.errors import ConfigError, DatabaseError, ServingError
 from babylon.core.game_rows import scenario_ticker
 from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
@@ -77,6 +77,27 @@ async def test_a_windows_outcomes_come_before_the_next_window(live: bool, store:
     assert result.windows == (first, second)
     assert there == {first: set(), second: {first}}
     assert await store.pool.fetchval('SELECT count(DISTINCT "windowId") FROM market_outcomes') == 2
+
+
+async def test_a_failed_call_ends_its_table_alone(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted = scripted_answers(PLAN.seed)
+
+    async def answer(turn: Turn) -> Reply:
+        if turn.agent_id == "agent-1" and turn.step == 2:
+            raise ServingError("agent-1 got no answer")
+        return await scripted(turn)
+
+    recorder, tracker = TrajectoryRecorder(store), MarketOutcomesTracker(store)
+    result = await play_fleet(PLAN, answer, recorder, tracker)
+    left = PLAN.agents - 1
+    assert (result.abandoned, result.trajectories, await store.pool.fetchval(COUNT)) == (
+        1,
+        left,
+        left,
+    )
+    assert "abandoned and not recorded: agent-1 got no answer" in caplog.text
 
 
 async def test_simulated_play_is_not_stored_in_live_game(store: Store, settings: Settings) -> None:

@@ -7,11 +7,13 @@ simulated (a past window is played at full speed) or real (one tick per minute).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
+from babylon.core.errors import ServingError
 from babylon.core.windows import sleep_until, window_at
 from babylon.game.fleet.answers import Answer, Turn
 from babylon.game.fleet.fleet_plan import TICK, FleetPlan, deal, plan_rounds, shards
@@ -33,17 +35,22 @@ from babylon.recorder import MarketOutcomesTracker, TrajectoryRecorder
 
 Progress = Callable[[int, int], None]  # rounds played, rounds planned
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResult:
-    """Totals of a fleet's play; ``mean_pnl`` per trajectory in simulator dollars."""
+    """Totals of a fleet's play; ``mean_pnl`` per trajectory in simulator dollars.
+
+    ``abandoned``: tables of which nothing is recorded, because a call failed.
+    """
 
     windows: tuple[str, ...]
     scenarios: int
     trajectories: int
     calls: int
     mean_pnl: float
+    abandoned: int = 0
 
 
 async def play_fleet(
@@ -57,15 +64,15 @@ async def play_fleet(
     """Play all rounds and record every trajectory.
 
     A window's outcomes are written as soon as its last round is over, so that training can collect
-    it while later windows are played.
+    it while later windows are played. A call that fails ends its table alone.
 
     Raises:
-        ServingError: The endpoint does not answer.
+        ServingError: The endpoint answers no table of a round.
     """
     rounds = plan_rounds(plan)
     windows = [window_at(start, plan.window_minutes) for start, _ in rounds]
     pnl: list[float] = []
-    calls = 0
+    calls = abandoned = 0
     for number, (start, ticks) in enumerate(rounds):
         tables = []
         for scenario, agents in deal(plan, start, ticks, number):
@@ -74,9 +81,17 @@ async def play_fleet(
                 _observe_unattended(tracker, scenario, start)
             for members in [agents] if plan.shared else [[agent] for agent in agents]:
                 table = _Table(plan, number, scenario, members, start, answer, recorder, tracker)
-                tables.append(table.play())
-        pnl += [result for results in await _together(tables) for result in results]
-        calls += ticks * plan.agents
+                tables.append(table.try_to_play())
+        results = await _together(tables)
+        played = [one for result in results if isinstance(result, list) for one in result]
+        failed = [result for result in results if isinstance(result, ServingError)]
+        if not played:
+            raise failed[0]
+        for error in failed:
+            log.warning("round %d: a table is abandoned and not recorded: %s", number + 1, error)
+        pnl += played
+        calls += ticks * len(played)
+        abandoned += len(failed)
         if progress is not None:
             progress(number + 1, len(rounds))
         if windows[number] not in windows[number + 1 :]:
@@ -89,6 +104,7 @@ async def play_fleet(
         trajectories=len(pnl),
         calls=calls,
         mean_pnl=sum(pnl) / len(pnl),
+        abandoned=abandoned,
     )
 
 
@@ -104,6 +120,13 @@ class _Table:
     answer: Answer
     recorder: TrajectoryRecorder
     tracker: MarketOutcomesTracker
+
+    async def try_to_play(self) -> list[float] | ServingError:
+        """Play, and return the error of a call that failed: other tables go on."""
+        try:
+            return await self.play()
+        except ServingError as error:
+            return error
 
     async def play(self) -> list[float]:
         """Play to the end, record one trajectory per agent and return the agents' P&L."""
