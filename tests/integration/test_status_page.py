@@ -1,14 +1,17 @@
 """The status page over HTTP and in a real browser: who sees what, and what a button does."""
 
 import asyncio
+import json
 import re
 import shutil
 import socket
 import struct
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import polars as pl
@@ -21,6 +24,7 @@ from babylon.core.types import Scored
 from babylon.core.windows import WindowState, parse_window_id
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
+from babylon.ops.pages import pairs, trajectory
 from babylon.ops.status_page.app import StatusPage
 from babylon.scoring.judge.validity import JudgedGroup
 from babylon.serving.gateway.auth import KeyRing
@@ -238,6 +242,31 @@ async def test_training_is_held_and_resumed_by_button(browser: Browser, store: S
     assert await running_hold(store) is None
     holds = await asyncio.gather(*(hold(store, f"author {n}", "together") for n in range(8)))
     assert len({(one.author, one.since) for one in holds}) == 1  # one hold, and no error
+
+
+async def test_of_a_long_trajectory_the_first_steps_are_shown_and_nobody_waits_for_it(
+    browser: Browser, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _judged_window(store)
+    await browser.sign_in(await create_key(store, "operator", scopes=["read", "deploy"]))
+    await store.pool.execute('UPDATE trajectories SET "stepsJson" = $1', json.dumps([{}] * 5))
+    on_the_loop: set[bool] = set()
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            on_the_loop.add(threading.current_thread() is threading.main_thread())
+            return work(*args, **options)
+
+        return run
+
+    monkeypatch.setattr(trajectory, "MOST_STEPS", 2, raising=False)
+    for owner, name in ((trajectory, "_step"), (pairs, "_lines"), (StatusPage, "_html")):
+        monkeypatch.setattr(owner, name, noted(getattr(owner, name)))
+    _, page = await browser.get(f"/trajectories/{real_rows('trajectories')[0]['trajectoryId']}")
+    assert "5 steps" in page and "Step 2" in page and "Step 3" not in page
+    assert "3 more steps are not shown" in page
+    assert (await browser.get("/pairs"))[1].count("3 more steps are not shown") == 2
+    assert on_the_loop == {False}
 
 
 async def test_play_that_no_encoding_or_parser_takes_still_has_its_page(

@@ -3,6 +3,7 @@
 Ground truth is shown, as to any other judge. Whoever may see it is the caller's business.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -121,11 +122,11 @@ async def _play(store: Store, trajectory_id: str) -> PlayShown:
     shown = await read_trajectory(store, trajectory_id)
     if shown is None:  # retention removed it, or it came by another way
         return PlayShown(trajectory_id=trajectory_id, agent_id="", pnl_usd=None, lines=())
+    lines = await asyncio.to_thread(_lines, shown.steps)
+    if shown.more:
+        lines += (f"{shown.more} more steps are not shown",)
     return PlayShown(
-        trajectory_id=trajectory_id,
-        agent_id=shown.agent_id,
-        pnl_usd=shown.pnl_usd,
-        lines=_lines(shown.steps),
+        trajectory_id=trajectory_id, agent_id=shown.agent_id, pnl_usd=shown.pnl_usd, lines=lines
     )
 
 

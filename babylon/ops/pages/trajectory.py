@@ -1,5 +1,6 @@
 """One trajectory step by step, without ground truth: prompt, answer, tool calls, action."""
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ from babylon.store import Store
 from babylon.store.connection import require_game_tables
 
 MOST_CHARS = 20_000  # of one text on a page
+MOST_STEPS = 1_000  # of one page
 _PUBLIC = {"actionType", "actionName", "parameters", "success", "result", "error", "reasoning"}
 """Fields of an action that the agent saw. Others, such as ``correctness``, tell the outcome."""
 
@@ -34,12 +36,16 @@ class StepShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryShown:
-    """A trajectory of the game's table. ``pnl_usd`` is the game's own figure."""
+    """A trajectory of the game's table. ``pnl_usd`` is the game's own figure.
+
+    ``more``: steps after the first ``MOST_STEPS``, which are not shown.
+    """
 
     trajectory_id: str
     agent_id: str
     pnl_usd: float | None
     steps: tuple[StepShown, ...]
+    more: int
 
 
 async def read_trajectory(store: Store, trajectory_id: str) -> TrajectoryShown | None:
@@ -52,12 +58,22 @@ async def read_trajectory(store: Store, trajectory_id: str) -> TrajectoryShown |
     )
     if row is None:
         return None
+    # A large one takes seconds, and this process also answers the admin API.
+    steps, more = await asyncio.to_thread(_steps, row["stepsJson"])
     return TrajectoryShown(
         trajectory_id=row["trajectoryId"],
         agent_id=row["agentId"],
         pnl_usd=row["finalPnL"],
-        steps=tuple(_step(at, step) for at, step in enumerate(_list(row["stepsJson"]))),
+        steps=steps,
+        more=more,
     )
+
+
+def _steps(steps_json: object) -> tuple[tuple[StepShown, ...], int]:
+    """Return the first steps, and the number of the others."""
+    found = _list(steps_json)
+    shown = tuple(_step(at, step) for at, step in enumerate(found[:MOST_STEPS]))
+    return shown, len(found) - len(shown)
 
 
 def _step(at: int, step: object) -> StepShown:

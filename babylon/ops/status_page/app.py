@@ -235,7 +235,8 @@ class StatusPage:
         if shown is None:
             return self._problem(asked.visitor, "there is no trajectory of this id", 404)
         score = await trajectory_score(self._store, trajectory_id)
-        return self._html("trajectory.html", asked.visitor, shown=shown, score=score)
+        about = {"shown": shown, "score": score}
+        return await asyncio.to_thread(self._html, "trajectory.html", asked.visitor, **about)
 
     async def _policies(self, asked: Asked) -> Response:
         policies = (await list_policies(self._store))[::-1][:POLICIES]
@@ -260,7 +261,7 @@ class StatusPage:
             return self._problem(asked.visitor, "this needs a key with the scope deploy", 403)
         window_id = asked.request.query_params.get("window") or None
         pair = await read_pair(self._store, f"key {asked.visitor.key_id}", window_id)
-        return self._html("pairs.html", asked.visitor, pair=pair)
+        return await asyncio.to_thread(self._html, "pairs.html", asked.visitor, pair=pair)
 
     async def _judge_pair(self, asked: Asked) -> Response:
         form = asked.form
