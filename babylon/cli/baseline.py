@@ -13,7 +13,7 @@ import typer
 from babylon.cli.options import GameRules, Json, Preset, given
 from babylon.cli.output import print_json, print_table, stderr
 from babylon.core.errors import ModelError
-from babylon.core.home import Home, make_directory
+from babylon.core.home import Home, make_directory, make_home
 from babylon.core.settings import TrackingSettings
 from babylon.core.settings_loading import load_settings
 
@@ -78,6 +78,7 @@ def train(
     directory = settings.home.baselines / (name or f"{algorithm}-{rules.value}")
     opened = partial(open_store, settings)  # not open yet: a dataset needs no database
     recorded = _recorded(opened, windows, source, rules.value) if windows else None
+    make_home(settings.home.root)
     report, finish = _reporting(settings.home, settings.tracking, directory.name)
     members = train_baseline(directory, run, generations, recorded, report)
     finish()

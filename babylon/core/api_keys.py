@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from babylon.core.errors import ConfigError
-from babylon.core.home import make_directory
+from babylon.core.home import make_home
 
 SCOPES = ("infer", "record", "read", "deploy")
 LOCAL = "local"
@@ -114,7 +114,7 @@ def _secret(path: Path) -> str:
 
 def _write_once(path: Path, text: str) -> None:
     """Write a file unless it exists. Readers never see a partial file."""
-    make_directory(path.parent)
+    make_home(path.parent)
     part = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from babylon.core.errors import ArtifactError
 from babylon.core.failpoints import failpoint
-from babylon.core.home import Home
+from babylon.core.home import Home, make_home
 from babylon.core.objects import fetch, publish
 from babylon.core.types import SCHEMA_VERSION, Artifact
 
@@ -58,6 +58,7 @@ class ArtifactWriter:
         stage: str = "",
         directory: Path | None = None,
     ) -> None:
+        make_home(home.root)
         directory = directory or home.artifacts
         directory.mkdir(parents=True, exist_ok=True)
         self._home = home

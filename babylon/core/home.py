@@ -1,6 +1,7 @@
 """The home: the directory that holds everything mutable. Two homes are two independent systems."""
 
 import os
+import pwd
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,15 +109,47 @@ class Home:
         return self.root / "wandb"
 
 
-def make_directory(path: Path) -> None:
-    """Make ``path`` and its missing parents.
+def make_home(root: Path) -> None:
+    """Make a home for its owner alone, because it holds prompts and ground truth.
+
+    One that exists keeps its mode: its operator may share it with a group. What first writes to a
+    home calls this, or its directory would be made as the parent of another, for all to read.
+
+    Raises:
+        StorageError: the directory cannot be made.
+    """
+    if root.is_dir():
+        return
+    make_directory(root, 0o700)
+    if os.geteuid() == 0:
+        # The embedded Postgres is never root and enters the home. It says itself if it cannot.
+        with suppress(KeyError, OSError):
+            os.chown(root, -1, server_account(root).pw_gid)
+            root.chmod(0o710)
+
+
+def server_account(home: Path) -> pwd.struct_passwd:
+    """Return the user that runs an embedded Postgres: the present one, but never root."""
+    if os.geteuid():
+        return pwd.getpwuid(os.geteuid())
+    for path in (home, *home.parents):
+        if uid := path.stat().st_uid:
+            try:
+                return pwd.getpwuid(uid)
+            except KeyError:  # the owner of a mounted volume has no name; Postgres needs one
+                break
+    return pwd.getpwnam("nobody")
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Make ``path``, with ``mode`` less the umask, and its missing parents.
 
     Raises:
         StorageError: The directory cannot be made. Only this function knows that this is the
             reason: elsewhere "no such file" is a bug.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(
             f"cannot make the directory {path} ({error.strerror}): free disk space, or set"

@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from babylon.core.errors import BabylonError, ServingError
-from babylon.core.home import make_directory
+from babylon.core.home import make_directory, make_home
 
 logger = logging.getLogger(__name__)
 
@@ -313,6 +313,7 @@ class Processes:
         Raises:
             ServingError: another process holds it.
         """
+        make_home(self.home)
         make_directory(self.directory)
         with (self.directory / "lock").open("w") as lock:
             try:
@@ -353,6 +354,7 @@ class Processes:
         """Write the record of a process that runs."""
         created = psutil.Process(pid).create_time()
         record = ProcessRecord(name=name, pid=pid, created=created, port=port)
+        make_home(self.home)
         make_directory(self.directory)
         part = self._path(name).with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(record))

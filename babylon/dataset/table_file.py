@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from babylon.core.artifacts import DIGEST_CHARS
-from babylon.core.home import Home
+from babylon.core.home import Home, make_home
 from babylon.core.types import Published
 from babylon.dataset.schema import SCHEMA_VERSION, SCHEMAS
 
@@ -69,6 +69,7 @@ def write_table(home: Home, name: TableName, portions: Iterable[list[dict[str, A
         "split": split_of(name.window_id),
         "schema_version": SCHEMA_VERSION,
     }
+    make_home(home.root)
     directory = home.datasets / name.folder
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{name.stem}-{uuid.uuid4().hex}.tmp"

@@ -7,7 +7,9 @@ so a model of the hub stays unchecked.
 import asyncio
 import json
 import os
+import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -52,6 +54,7 @@ async def examine(settings: Settings) -> list[Finding]:
         *_packages(),
         *await _torch(),
         _disk(home),
+        *check_mode(home),
         *await check_state(open_store(settings), embedded=settings.database.url is None),
         check_base_model(settings.model, settings.home),
         *await check_gpu_memory(settings.model, settings.environment()),
@@ -115,6 +118,20 @@ def _disk(home: Path) -> Finding:
     return Finding(
         name="disk", ok=writable and free_gb >= MIN_FREE_GB, required=True, detail=detail
     )
+
+
+def check_mode(home: Path) -> Iterator[Finding]:
+    """Check that a home holds its prompts and ground truth for its owner, or a group, alone."""
+    if home.is_dir():
+        mode = stat.S_IMODE(home.stat().st_mode)
+        ok = not mode & stat.S_IRWXO
+        detail = f"{home} has the mode {mode:o}"
+        if not ok:
+            named = shlex.quote(str(home))
+            detail += f": all users of the machine can read it: `chmod o= {named}`"
+            if os.geteuid() == 0:
+                detail += f" after `chgrp $(id -g nobody) {named}`: Postgres is never root"
+        yield Finding(name="home", ok=ok, required=False, detail=detail)
 
 
 def check_base_model(model: ModelSettings, home: Home) -> Finding:

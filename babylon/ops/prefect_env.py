@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from babylon.core.api_keys import prefect_auth_path
-from babylon.core.home import Home, make_directory
+from babylon.core.home import Home, make_directory, make_home
 from babylon.core.objects import changed_at, names, remove
 from babylon.core.processes import Processes
 from babylon.core.settings import PrefectSettings
@@ -115,6 +115,7 @@ def prepare_inline_run(home: Home, prefect: PrefectSettings) -> None:
         defaults |= replace(api, url=url).environment | _LOGGED
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    make_home(home.root)
     make_directory(Path(os.environ["PREFECT_HOME"]))
 
 

@@ -21,7 +21,7 @@ import aiohttp
 
 from babylon.core.api_keys import local_key_path
 from babylon.core.errors import ConfigError, ServingError
-from babylon.core.home import Home
+from babylon.core.home import Home, make_home
 from babylon.core.processes import (
     Service,
     Supervised,
@@ -90,6 +90,7 @@ async def serving(
         ConfigError: The settings name no engine that can be started.
         ServingError: A port is busy, or a process does not start.
     """
+    make_home(home.root)
     await wait_for_port(given.endpoint_port, user="the gateway", variable="LOCAL_ENDPOINT")
     if given.listen and (port := urlsplit(given.listen).port):  # SO_REUSEPORT would share it
         await wait_for_port(port, user="the gateway", variable="GATEWAY_LISTEN")
@@ -122,6 +123,7 @@ async def serve_engine(given: ServingSettings, home: Home, environment: dict[str
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    make_home(home.root)
     engine = await engine_service(given, home, environment)
     async with supervised(engine), in_background(keep_logs_small(home.logs)):
         here = given.engine_listen or f"http://127.0.0.1:{given.engine_port}"

@@ -29,7 +29,8 @@ from typing import Any, TextIO
 import psutil
 
 from babylon.core.errors import DatabaseError
-from babylon.store.postgres_programs import Command, Launch, binaries, launcher, server_account
+from babylon.core.home import make_home, server_account
+from babylon.store.postgres_programs import Command, Launch, binaries, launcher
 
 USER = "babylon"
 START_S, STOP_S = 120.0, 60.0
@@ -66,9 +67,11 @@ class EmbeddedPostgres:
         """Start the server, or join the running one, and count as one of its users.
 
         Raises:
+            StorageError: the home cannot be made.
             DatabaseError: there are no binaries, the home cannot be reached, or the server does
                 not start; the message names the path and quotes the server's log.
         """
+        make_home(self.home)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.log.parent.mkdir(exist_ok=True)

@@ -45,19 +45,6 @@ def binaries() -> Path:
     return folder
 
 
-def server_account(home: Path) -> pwd.struct_passwd:
-    """Return the user that runs the server: the present one, but never root."""
-    if os.geteuid():
-        return pwd.getpwuid(os.geteuid())
-    for path in (home, *home.parents):
-        if uid := path.stat().st_uid:
-            try:
-                return pwd.getpwuid(uid)
-            except KeyError:  # the owner of a mounted volume has no name; Postgres needs one
-                break
-    return pwd.getpwnam("nobody")
-
-
 def launcher(account: pwd.struct_passwd, folder: Path, directory: Path) -> Launch:
     """Return how to start programs of ``folder`` as the account.
 

@@ -16,6 +16,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from babylon.core.errors import ModelError
+from babylon.core.home import make_home
 from babylon.policies.checkpoint_files import local_directory
 
 Progress = Callable[[int, int], None]
@@ -140,6 +141,7 @@ def make_embedded_model(
     from babylon.training.embedded_model import train_embedded_model
 
     model, tokenizer = train_embedded_model(recipe, progress)
+    make_home(directory.parent)
     directory.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=directory, prefix=f".{recipe.name}-"))
     with written(temporary):

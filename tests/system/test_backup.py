@@ -18,7 +18,7 @@ import pytest
 
 from babylon.core.artifacts import read_artifact
 from babylon.core.errors import BabylonError, DatabaseError, StorageError
-from babylon.core.home import Home
+from babylon.core.home import Home, server_account
 from babylon.core.objects import exists, fetch, publish
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
@@ -36,7 +36,6 @@ from babylon.stages.train import train_window
 from babylon.store import Store, open_store
 from babylon.store.calls import insert_calls
 from babylon.store.policies import champion, ensure_base, get_policy, list_policies
-from babylon.store.postgres_programs import server_account
 from babylon.store.windows import get_window, set_state
 from tests.conftest import fresh_database
 from tests.integration.test_checks import call

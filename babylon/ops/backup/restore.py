@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import msgspec
 
 from babylon.core.errors import DatabaseError, StorageError
-from babylon.core.home import Home, make_directory
+from babylon.core.home import Home, make_home
 from babylon.core.settings import DatabaseSettings
 from babylon.ops.backup.backup import FILES, FORMAT, MANIFEST, TABLES, Manifest
 from babylon.ops.backup.files import IMMUTABLE, RECORDING, SINGLE, check_files, publish_files
@@ -42,7 +42,7 @@ async def restore(database: DatabaseSettings, home: Home, source: Path) -> Manif
     async with database_url(database, home) as url:
         address = parse_url(url)
         await _check_database(address, manifest)
-        make_directory(home.root)
+        make_home(home.root)
         temporary = Path(mkdtemp(dir=home.root, prefix=".restore-"))
         try:
             if (source / FILES).is_dir():

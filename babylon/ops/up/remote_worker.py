@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from babylon.core.errors import ConfigError
+from babylon.core.home import make_home
 from babylon.core.objects import check
 from babylon.core.processes import Processes, in_background, keep_logs_small, supervised
 from babylon.core.settings import Settings
@@ -52,6 +53,7 @@ class RemoteWorker:
         """
         settings = self.settings
         self._require_shared()
+        make_home(settings.home.root)
         await asyncio.to_thread(check, settings.home)
         await asyncio.to_thread(clear_scratch, settings.home)
         async with open_store(settings):

@@ -2,13 +2,19 @@
 
 import os
 import socket
+import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from babylon.core.api_keys import engine_secret
+from babylon.core.artifacts import write_artifact
 from babylon.core.errors import StorageError
 from babylon.core.home import Home, remove_untouched
+from babylon.core.processes import Processes
 
 
 @pytest.fixture
@@ -78,3 +84,26 @@ def test_what_was_just_unpacked_stays_whatever_its_date(home: Home) -> None:
     os.utime(unpacked, (0, 0))
     assert remove_untouched(home.scratch, time.time() - 60) == 0 and unpacked.exists()
     assert remove_untouched(home.root / "missing", time.time()) == 0
+
+
+def _artifact(root: Path) -> None:
+    write_artifact(Home(root), pl.DataFrame({"prompt": ["?"]}), window_id="2025-11-14T07:00")
+
+
+def _record(root: Path) -> None:
+    Processes(home=root).record("mute", os.getpid())
+
+
+@pytest.mark.parametrize("first", [_artifact, _record, engine_secret])
+def test_a_home_is_closed_to_others_unless_its_operator_made_it(
+    home: Home, first: Callable[[Path], object]
+) -> None:
+    before = os.umask(0o022)
+    try:
+        first(home.root)
+        assert not home.root.stat().st_mode & stat.S_IRWXO
+        home.root.chmod(0o2775)
+        _artifact(home.root)
+        assert stat.S_IMODE(home.root.stat().st_mode) == 0o2775
+    finally:
+        os.umask(before)

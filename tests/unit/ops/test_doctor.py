@@ -15,7 +15,7 @@ from babylon.core.processes import Processes, Service
 from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops import doctor, state_checks
-from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_port
+from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_mode, check_port
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
 from tests.ports import free_port
@@ -64,6 +64,15 @@ def test_a_port_of_this_homes_own_services_is_fine(port: int, tmp_path: Path) ->
         assert not check_port(tmp_path / "other", "engine", port, "ENGINE_PORT").ok
     finally:
         processes.stop("serving")
+
+
+def test_a_home_that_all_users_can_read_is_a_warning(tmp_path: Path) -> None:
+    for mode, closed in ((0o750, True), (0o755, False), (0o701, False)):
+        tmp_path.chmod(mode)
+        (found,) = check_mode(tmp_path)
+        assert found.ok is closed and not found.required
+        assert (f"chmod o= {tmp_path}" in found.detail) is not closed
+    assert list(check_mode(tmp_path / "missing")) == []
 
 
 def test_a_model_of_the_hub_is_not_checked_and_a_local_one_is(tmp_path: Path) -> None:
