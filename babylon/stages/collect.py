@@ -43,7 +43,7 @@ _WAIT_S = 70.0  # until one that died counts as silent
 _CALLS_BEFORE = timedelta(days=1)
 
 TRAJECTORIES = f"""
-    SELECT t."trajectoryId" FROM trajectories t
+    SELECT t."trajectoryId", t."agentId" FROM trajectories t
     WHERE t."startTime" >= $1::timestamptz AT TIME ZONE 'UTC'
       AND t."startTime" < $2::timestamptz AT TIME ZONE 'UTC'
       AND NOT t."startTime" <@ $3::text::tsmultirange
@@ -116,7 +116,7 @@ async def collect_window(
         ids = sorted(scored or ())
         if scored is None:
             found = await connection.fetch(TRAJECTORIES, window.start, window.end, elsewhere)
-            free = await free_for_training(store, [row[0] for row in found])
+            free = await free_for_training(store, *([row[at] for row in found] for at in (0, 1)))
             ids = [row[0] for row in found if row[0] in free]
         batches = (ids[at : at + _ROWS_AT_A_TIME] for at in range(0, len(ids), _ROWS_AT_A_TIME))
         rows: Columns = {}

@@ -363,7 +363,8 @@ async def _untrained(
     arguments = (since, until, await finished_play(store))
     async with store.game.acquire() as connection, connection.transaction(readonly=True):
         async for rows in in_batches(connection, _ROWS, *arguments, size=_ROWS_AT_A_TIME):
-            free = await free_for_training(store, [row["trajectory_id"] for row in rows])
+            ids, agents = ([row[name] for row in rows] for name in ("trajectory_id", "agent_id"))
+            free = await free_for_training(store, ids, agents)
             for row in rows:
                 if row["trajectory_id"] in free:
                     yield NarrowRow(**row)

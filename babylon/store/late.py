@@ -33,7 +33,7 @@ WITH finished AS (
     SELECT window_id, minutes, window_id::timestamp AS start
     FROM unnest($1::text[], $2::int[]) AS w (window_id, minutes)
 )
-SELECT t."trajectoryId", string_agg(w.window_id, ' '), min(t."createdAt")
+SELECT t."trajectoryId", string_agg(w.window_id, ' '), min(t."createdAt"), min(t."agentId")
 FROM (SELECT DISTINCT minutes FROM finished) AS length
 CROSS JOIN trajectories t
 JOIN finished w ON w.minutes = length.minutes
@@ -48,16 +48,22 @@ _PLAYED_HERE = _PLAYED.format(condition=UNTRAINED)
 # Another database knows nothing of `babylon.trained`, so all of the game's rows are read.
 _PLAYED_ELSEWHERE = _PLAYED.format(condition=FOR_TRAINING)
 
+# Play that was taken down teaches no policy.
+_ALLOWED = """NOT EXISTS (SELECT FROM babylon.withheld w WHERE (w.kind, w.name) IN
+    (('agent', t.agent_id), ('trajectory', t.trajectory_id)))"""
+
 # A row is late if none of its windows collected it.
-_MISSED = """
+_MISSED = f"""
 SELECT t.trajectory_id, min(w.window_id) AS window_id,
        CASE WHEN min(t.created_at) AT TIME ZONE 'UTC' < min(w.collected_at)
             THEN 'committed late' ELSE 'written late' END AS reason
-FROM unnest($1::text[], $2::text[], $3::timestamp[]) t (trajectory_id, windows, created_at)
+FROM unnest($1::text[], $2::text[], $3::timestamp[], $4::text[])
+    t (trajectory_id, windows, created_at, agent_id)
 JOIN babylon.windows w ON w.window_id = ANY(string_to_array(t.windows, ' '))
 LEFT JOIN babylon.collected c USING (window_id, trajectory_id)
 WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = t.trajectory_id)
   AND NOT EXISTS (SELECT FROM babylon.late l WHERE l.trajectory_id = t.trajectory_id)
+  AND {_ALLOWED}
 GROUP BY t.trajectory_id
 HAVING bool_and(c IS NULL)
 ORDER BY 1
@@ -67,11 +73,12 @@ _NOTE = (
     f"INSERT INTO babylon.late (trajectory_id, window_id, reason) {_MISSED} ON CONFLICT DO NOTHING"
 )
 
-_FREE = """
-SELECT u.id FROM unnest($1::text[]) u (id)
-WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = u.id)
+_FREE = f"""
+SELECT t.trajectory_id FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
+WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = t.trajectory_id)
   AND NOT EXISTS (SELECT FROM babylon.late l
-                  WHERE l.trajectory_id = u.id AND l.admitted_to IS NULL)
+                  WHERE l.trajectory_id = t.trajectory_id AND l.admitted_to IS NULL)
+  AND {_ALLOWED}
 """
 
 _FINISHED_PLAY = """
@@ -168,9 +175,12 @@ async def finished_play(store: Store) -> str:
     return play
 
 
-async def free_for_training(store: Store, trajectory_ids: Sequence[str]) -> set[str]:
-    """Return those that were never trained, and are not late or are admitted."""
-    return {row[0] for row in await store.pool.fetch(_FREE, list(trajectory_ids))}
+async def free_for_training(
+    store: Store, trajectory_ids: Sequence[str], agents: Sequence[str]
+) -> set[str]:
+    """Return those that were never trained nor taken down, and are not late or are admitted."""
+    rows = await store.pool.fetch(_FREE, list(trajectory_ids), list(agents))
+    return {row[0] for row in rows}
 
 
 async def count_late(store: Store, window_id: str) -> int:

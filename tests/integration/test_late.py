@@ -11,6 +11,7 @@ from babylon.core.windows import FINISHED, Window, WindowState, window_at
 from babylon.stages.collect import collect_window
 from babylon.store.connection import clock_of, read_clock
 from babylon.store.late import admit_late, count_late, list_late, note_late, store_collected
+from babylon.store.published import withhold
 from babylon.store.windows import claim_window, get_window, set_state
 from tests.conftest import real_rows
 from tests.integration.game import WINDOW, claim, insert, insert_trajectories
@@ -64,6 +65,20 @@ async def test_rows_that_were_collected_and_left_unused_are_not_late(store):
     await insert_trajectories(store, ONE, TWO)
     held = await claim(store)
     await store_collected(store, held, ["one", "two"])
+    await set_state(store, held, WindowState.TRAINED)
+    assert await note_late(store) == 0
+
+
+@pytest.mark.parametrize("kind", ["agent", "trajectory"])
+async def test_play_that_was_taken_down_is_neither_collected_nor_late(store, settings, kind):
+    await insert_trajectories(store, ONE, TWO)
+    agent = await store.pool.fetchval(
+        """SELECT "agentId" FROM trajectories WHERE "trajectoryId" = 'two'"""
+    )
+    await withhold(store, kind, "two" if kind == "trajectory" else agent, "asked for")
+    held = await claim(store)
+    assert (await collect_window(store, settings.home, held, WINDOW)).artifact.rows == 1
+    await store_collected(store, held, ["one"])
     await set_state(store, held, WindowState.TRAINED)
     assert await note_late(store) == 0
 
