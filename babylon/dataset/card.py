@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from babylon.core.artifacts import DIGEST_CHARS
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCHEMAS, TRAJECTORIES
@@ -87,8 +88,9 @@ def _front(present: dict[str, list[str]], publish: PublishSettings) -> str:
         lines.append(f"- config_name: {name}")
         lines += ["  default: true"] if name == TRAJECTORIES else []
         lines.append("  data_files:")
-        for split in splits:
-            lines += [f"  - split: {split}", f"    path: {name}/*/*-{split}-*.parquet"]
+        for split in splits:  # a recipe's name may hold `-train-`, but no digest stands behind it
+            path = f"{name}/*/*-{split}-{'?' * DIGEST_CHARS}.parquet"
+            lines += [f"  - split: {split}", f"    path: {path}"]
     lines.append("dataset_info:" if present else "")
     for name in present:
         lines += [f"- config_name: {name}", "  features:"]

@@ -84,7 +84,7 @@ def test_a_newer_schema_is_read_beside_an_older_one(folder: Path, offline: Path)
 
     newer = offline / "newer"
     shutil.copytree(folder, newer)
-    source = sorted((newer / TRAJECTORIES).rglob("*-train-*.parquet"))[-1]
+    source = sorted((newer / TRAJECTORIES).rglob("*-train-????????.parquet"))[-1]
     table = pq.read_table(source)
     table = table.append_column("latency_ms", pa.array([7] * len(table), pa.int64()))
     pq.write_table(table, source)
