@@ -4,6 +4,7 @@ The same files give the same card, byte for byte, so that nothing is committed w
 """
 
 import io
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.resources import files as resources
@@ -16,12 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from babylon.core.artifacts import DIGEST_CHARS
+from babylon.core.errors import reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.schema import OUTCOMES, PERFORMANCE, SCHEMAS, TRAJECTORIES
-from babylon.dataset.table_file import SPLITS, split_of
+from babylon.dataset.table_file import SPLITS, UNREADABLE, split_of
 from babylon.store.published import PublishedFile
 
+log = logging.getLogger(__name__)
 PLOT = "images/profit.png"
 README = "README.md"
 _PLACE = "./datasets"  # of the code in a card that was not published
@@ -180,7 +183,11 @@ def _plot(home: Home, files: Sequence[PublishedFile]) -> bytes | None:
     for file in files:
         path = home.datasets / file.path
         if file.config == TRAJECTORIES and file.rows and path.exists():
-            profit: list[Any] = pq.read_table(path, columns=["pnl_usd"])["pnl_usd"].to_pylist()
+            try:
+                profit: list[Any] = pq.read_table(path, columns=["pnl_usd"])["pnl_usd"].to_pylist()
+            except UNREADABLE as error:  # a picture must hold up neither a commit nor a take-down
+                log.warning("%s is not in the card's picture: %s", path, reason_of(error))
+                continue
             means[file.window_id] = fmean(profit)
     if len(means) < 2:
         return None

@@ -5,6 +5,7 @@ is squashed. Weights cannot be rewritten: the report names the policies that lea
 """
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from babylon.core.errors import BabylonError
+from babylon.core.errors import BabylonError, reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.publish import stem_of
 from babylon.dataset.schema import SCENARIOS, TRAJECTORIES
-from babylon.dataset.table_file import ids_of, rewrite_table
+from babylon.dataset.table_file import UNREADABLE, ids_of, is_whole, rewrite_table
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
@@ -43,6 +44,7 @@ from babylon.store.published import (
 )
 from babylon.store.published_policies import models_with
 
+log = logging.getLogger(__name__)
 Kind = Literal["agent", "trajectory"]
 Plays = dict[str, tuple[str, float]]
 """Trajectory → its agent and profit in US dollars."""
@@ -59,6 +61,7 @@ class Erasure:
 
     ``files`` are published in ``PUBLISH_TO``; ``unpublished`` are files of this home that it lacks.
     ``elsewhere``: other repositories that hold it, from a time when ``PUBLISH_TO`` named them.
+    ``damaged``: files of this home that could not be read or rewritten, with the reason.
     ``policies``: version → ``trained`` on it, ``released`` since, or ``descendant`` of such a
     policy. ``models``: those that were published, as ``repository@tag``. ``applied``: they are
     rewritten. ``revision``: the commit without it, empty if nothing was changed on the hub.
@@ -72,6 +75,7 @@ class Erasure:
     models: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     applied: bool = False
     revision: str = ""
     squashed: bool = False
@@ -84,6 +88,11 @@ class Erasure:
             told.append(f"{holding} files hold it: add --apply to rewrite them")
         if self.files and not self.squashed:
             told.append("Old revisions keep it until the history is squashed: add --squash.")
+        for file in self.damaged:
+            told.append(
+                f"{file}: it may hold it; remove it, then run this again, and `babylon dataset"
+                " build` writes it anew without it."
+            )
         for repository in self.elsewhere:
             told.append(f"{repository} holds it too: run this again with PUBLISH_TO={repository}.")
         for version, how in self.policies.items():
@@ -138,31 +147,28 @@ async def _erase(
     squash: bool,
 ) -> Erasure:
     published = await list_published(store, publish.repository or "", begun=True)
-    trajectories = await _trajectories(store, publish, published, kind, name)
     withheld = await read_withheld(store)
     agents = {name} if kind == "agent" else set()
-    elsewhere = await other_repositories(
-        store, publish.repository or "", [*agents], [*trajectories, *({name} - agents)]
-    )
-    known = trajectories or elsewhere or any(name in file.agents for file in published)
-    if not known and name not in withheld.agents | withheld.trajectories:
+    recorded = await _recorded(store, kind, name)
+    known = name in withheld.agents | withheld.trajectories
+    known = known or await _is_known(store, publish, published, kind, name, recorded)
+    if apply and known:
+        # First: no later file may hold it, also if the hub is down or a file cannot be read.
+        await withhold(store, kind, name, reason)
+        await withhold_trained(store, sorted(recorded), reason)
+    trajectories = recorded | ({name} if known and kind == "trajectory" else set())
+    trajectories |= await asyncio.to_thread(_in_files, home, publish, published, kind, name)
+    if not known and not trajectories:
         raise NothingToEraseError(
             f"no {kind} {name!r} was recorded or published: see the names in `babylon windows show`"
         )
-    windows = {
-        file.window_id
-        for file in published
-        if not trajectories.isdisjoint(file.trajectory_ids)
-        or (kind == "agent" and name in file.agents)
-    }
-    held = [
-        file
-        for file in published
-        if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
-    ]
+    elsewhere = await other_repositories(
+        store, publish.repository or "", [*agents], [*trajectories, *({name} - agents)]
+    )
+    held = _held(published, agents, trajectories)
     policies = await policies_of(store, sorted(trajectories))
     paths = {file.path for file in published if file.revision}
-    unpublished = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
+    unpublished, damaged = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
     models = await models_with(store, sorted(policies))
     found = Erasure(
         kind=kind,
@@ -173,16 +179,19 @@ async def _erase(
         models=tuple(f"{repository}@policy-{version}" for repository, version in models),
         unpublished=tuple(path for path, _ in unpublished),
         elsewhere=tuple(elsewhere),
+        damaged=tuple(damaged),
     )
     if not apply:
         return found
-    # Before anything else: no later file may hold it, also if the hub refuses the rest.
-    await withhold(store, kind, name, reason)
+    await withhold(store, kind, name, reason)  # a name that only a file tells
     # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
     await withhold_trained(store, sorted(trajectories), reason)
     for path, keep in unpublished:
-        await asyncio.to_thread(_rewrite_unpublished, home.datasets, path, keep)
-    found = replace(found, applied=True)
+        try:
+            await asyncio.to_thread(_rewrite_unpublished, home.datasets, path, keep)
+        except UNREADABLE as error:  # it must not hold up the other files
+            damaged.append(f"{path} was not rewritten ({reason_of(error)})")
+    found = replace(found, applied=True, damaged=tuple(damaged))
     others = [file for file in published if file.revision and file not in held]
     begun, held = held, await asyncio.to_thread(_committed, publish, held)
     stems = {stem_of(file.path) for file in held}  # of those, the rewritten files take the rows
@@ -204,54 +213,83 @@ async def _erase(
     return replace(found, squashed=squash)
 
 
-async def _trajectories(
-    store: Store, publish: PublishSettings, published: list[PublishedFile], kind: Kind, name: str
-) -> set[str]:
-    """Return the trajectories: of the game's rows, and of files whose rows were removed since."""
-    here = await asyncio.to_thread(_ids_here, store.home, f"{kind}_id", name)
-    if kind == "trajectory":
-        recorded = await store.game.fetchval(
-            'SELECT EXISTS (SELECT FROM trajectories WHERE "trajectoryId" = $1)', name
-        )
-        known = recorded or here or await was_trained(store, name)
-        return {name} if known or any(name in file.trajectory_ids for file in published) else set()
+async def _recorded(store: Store, kind: Kind, name: str) -> set[str]:
+    """Return the trajectories of the game's rows."""
+    column = "agentId" if kind == "agent" else "trajectoryId"
     rows = await store.game.fetch(
-        'SELECT "trajectoryId" AS id FROM trajectories WHERE "agentId" = $1', name
+        f'SELECT "trajectoryId" AS id FROM trajectories WHERE "{column}" = $1', name
     )
-    named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
-    return (
-        here
-        | {row["id"] for row in rows}
-        | await asyncio.to_thread(_ids_in_files, store.home, publish, named, name)
-    )
+    return {row["id"] for row in rows}
 
 
-def _ids_here(home: Home, column: str, name: str) -> set[str]:
-    """Return the trajectories in the files of this home whose ``column`` is the name."""
+def _held(
+    published: list[PublishedFile], agents: set[str], trajectories: set[str]
+) -> list[PublishedFile]:
+    """Return the published files of the windows that tell of the names."""
+    windows = {
+        file.window_id
+        for file in published
+        if not (trajectories.isdisjoint(file.trajectory_ids) and agents.isdisjoint(file.agents))
+    }
+    return [
+        file
+        for file in published
+        if file.window_id in windows and file.config in (TRAJECTORIES, SCENARIOS)
+    ]
+
+
+async def _is_known(
+    store: Store,
+    publish: PublishSettings,
+    published: list[PublishedFile],
+    kind: Kind,
+    name: str,
+    recorded: set[str],
+) -> bool:
+    """Return True if the game's rows, the ledger or a policy tell of the name. No file is read."""
+    if recorded or any(name in (*file.agents, *file.trajectory_ids) for file in published):
+        return True
+    if kind == "trajectory" and await was_trained(store, name):
+        return True
+    names = ([name], []) if kind == "agent" else ([], [name])
+    return bool(await other_repositories(store, publish.repository or "", *names))
+
+
+def _in_files(
+    home: Home, publish: PublishSettings, published: list[PublishedFile], kind: Kind, name: str
+) -> set[str]:
+    """Return the name's trajectories in the files of this home, and an agent's in published ones.
+
+    Of published files, those that are not whole here are fetched.
+    """
     ids: set[str] = set()
     for path in (home.datasets / TRAJECTORIES).glob("*/*.parquet"):
-        rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
-        ids.update(rows.filter(pc.equal(rows[column], name))["trajectory_id"].to_pylist())
-    return ids
-
-
-def _ids_in_files(
-    home: Home, publish: PublishSettings, files: list[PublishedFile], agent: str
-) -> set[str]:
-    """Return the agent's trajectories in published files; those not here are fetched."""
-    ids: set[str] = set()
+        try:
+            ids |= _own_ids(path, f"{kind}_id", name)
+        except UNREADABLE as error:  # it must not hold up the take-down from the others
+            log.warning("%s", _unread(home, path, error))
+    if kind == "trajectory":  # the ledger lists them
+        return ids
+    named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
     with TemporaryDirectory(prefix="babylon-erase-") as directory:
-        for file in files:
+        for file in named:
             path = home.datasets / file.path
-            if not path.exists():
+            if not is_whole(path):
                 if not file.revision:
                     continue
                 hub = Hub(publish, file.repository)
                 path = _fetched(hub, hub.head(), file, Path(directory))
-            rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
-            own = rows.filter(pc.equal(rows["agent_id"], agent))
-            ids.update(own["trajectory_id"].to_pylist())
+            ids |= _own_ids(path, "agent_id", name)
     return ids
+
+
+def _own_ids(path: Path, column: str, name: str) -> set[str]:
+    rows = pq.read_table(path, columns=["agent_id", "trajectory_id"])
+    return set(rows.filter(pc.equal(rows[column], name))["trajectory_id"].to_pylist())
+
+
+def _unread(home: Home, path: Path, error: Exception) -> str:
+    return f"{path.relative_to(home.datasets).as_posix()} cannot be read ({reason_of(error)})"
 
 
 def _committed(publish: PublishSettings, files: list[PublishedFile]) -> list[PublishedFile]:
@@ -298,7 +336,7 @@ def _rewrite(
         made = []
         for file in held:
             source = home.datasets / file.path
-            if not source.exists():  # another machine made it, or a run that died after its commit
+            if not is_whole(source):  # another machine made it, or a run that died after its commit
                 source = _fetched(hub, there, file, temporary)
             if file.config == TRAJECTORIES:
                 gone |= _going(source, agents, gone)
@@ -330,36 +368,45 @@ def _rewrite(
 
 def _unpublished(
     home: Home, published: set[str], agents: set[str], trajectories: set[str]
-) -> list[tuple[str, Keep]]:
+) -> tuple[list[tuple[str, Keep]], list[str]]:
     """Return the files of this home that tell of the names and that no repository has.
 
-    Exports and replays read them. With each file comes the function that leaves the names out.
+    Exports and replays read them. With each file comes the function that leaves the names out, and
+    with all of them the files that cannot be read.
     """
     found: list[tuple[str, Keep]] = []
+    damaged = []
     gone, plays = set(trajectories), Plays()
     for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
         for source in sorted((home.datasets / config).glob("*/*.parquet")):
             path = source.relative_to(home.datasets).as_posix()
             if path in published:
                 continue
-            if config == TRAJECTORIES:
-                own = _going(source, agents, gone)
-                gone |= own
-                plays |= {one: play for one, play in _plays(source).items() if one not in own}
-            else:
-                rows = pq.read_table(source, columns=["players", "trajectory_ids"])
-                named = {n for column in rows.columns for ids in column.to_pylist() for n in ids}
-                own = named & (agents | gone)
+            try:
+                if config == TRAJECTORIES:
+                    own = _going(source, agents, gone)
+                    gone |= own
+                    plays |= {one: play for one, play in _plays(source).items() if one not in own}
+                else:
+                    rows = pq.read_table(source, columns=["players", "trajectory_ids"])
+                    named = {n for column in rows.columns for ns in column.to_pylist() for n in ns}
+                    own = named & (agents | gone)
+            except UNREADABLE as error:
+                damaged.append(_unread(home, source, error))
+                continue
             if own:
                 found.append((path, partial(_kept, config, agents, gone, plays)))
-    return found
+    return found, damaged
 
 
 def _rewrite_unpublished(datasets: Path, path: str, keep: Keep) -> None:
     source = datasets / path
     target = source.with_name(f".{source.name}.tmp")
-    sha256, _ = rewrite_table(source, target, keep)
-    target.replace(datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+    try:
+        sha256, _ = rewrite_table(source, target, keep)
+        target.replace(datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+    finally:
+        target.unlink(missing_ok=True)
     source.unlink()
 
 

@@ -23,6 +23,8 @@ from babylon.core.types import Published
 from babylon.dataset.schema import SCHEMA_VERSION, SCHEMAS
 
 SPLITS = ("train", "validation", "test")
+UNREADABLE = (pa.ArrowException, OSError, KeyError, ValueError)
+"""Errors of a file that is damaged, or no table."""
 _SHARES = (90, 95, 100)  # percent of windows up to each split
 _IDS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _DICTIONARY_BYTES = 16 << 20  # prompts of a row group repeat; the default of 1 MB ends too early
@@ -125,6 +127,15 @@ def _publish(temporary: Path, name: TableName) -> tuple[Path, str]:
         if other != final:
             other.unlink(missing_ok=True)
     return final, sha256
+
+
+def is_whole(path: Path) -> bool:
+    """Return True if the file is there with the content that its name tells."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stem.endswith(f"-{digest[:DIGEST_CHARS]}")
 
 
 def ids_of(path: Path) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
 from babylon.store.lineage import trained_into
-from babylon.store.published import PublishedFile, list_published, was_trained
+from babylon.store.published import PublishedFile, list_published, read_withheld, was_trained
 from babylon.store.windows import claim_window, set_state
 from babylon.training.call_tokens import scored_trajectories
 from babylon.training.grpo.config import TrainerConfig
@@ -535,6 +535,47 @@ async def test_a_take_down_finds_the_play_when_rows_and_files_are_gone(
     assert found.trajectories == 1 and len(found.files) == 2
     await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+
+
+async def test_a_name_is_withheld_before_the_hub_or_a_file_is_read(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    rmtree(home.datasets)
+
+    def down(_: object) -> None:
+        raise PublishError("the hub answered 503")
+
+    with monkeypatch.context() as patch, pytest.raises(PublishError):
+        patch.setattr("babylon.dataset.erase.Hub.head", down)
+        await erase(store, home, publish, "agent", "ann", apply=True)
+    assert (await read_withheld(store)).agents == {"ann"}
+
+
+async def test_a_damaged_file_is_named_and_holds_up_no_other(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    await push(store, publisher)
+    await finish(store, publisher, NEXT_DAY, [played(NEXT_DAY, "ann"), played(NEXT_DAY, "bo")])
+    home, publish = publisher.home, publisher.publish
+    await build_windows(store, home, Selection())
+    (sent, built) = sorted((home.datasets / "trajectories").rglob("*.parquet"))
+    sent.write_bytes(b"PAR1")  # fetched from the hub
+    no_table = built.with_name("2025-11-16T09-00-train-00000000.parquet")
+    no_table.write_bytes(b"PAR1")
+    no_text = built.with_name("2025-11-17T09-00-train-00000000.parquet")
+    content = built.read_bytes()
+    no_text.write_bytes(content.replace(b"\x28\xb5\x2f\xfd", bytes(4), 1))
+    found = await erase(store, home, publish, "agent", "ann", apply=True)
+    assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
+    assert not sent.exists() and not built.exists()
+    assert all(
+        path.name in file for path, file in zip((no_table, no_text), found.damaged, strict=True)
+    )
+    assert "cannot be read" in found.damaged[0] and "remove it" in " ".join(found.advice)
 
 
 def test_the_profits_of_a_scenario_are_those_of_the_plays_that_stay() -> None:
