@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from babylon.core.errors import BabylonError, reason_of
+from babylon.core.artifacts import iter_artifact
+from babylon.core.errors import ArtifactError, BabylonError, reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
+from babylon.core.types import Artifact
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.publish import stem_of
@@ -43,9 +45,13 @@ from babylon.store.published import (
     withhold_trained,
 )
 from babylon.store.published_policies import models_with
+from babylon.store.scores import windows_of_play
+from babylon.store.windows import list_windows
 
 log = logging.getLogger(__name__)
 Kind = Literal["agent", "trajectory"]
+Seats = set[tuple[str, str]]
+"""Scenarios and the agents that played in them."""
 Plays = dict[str, tuple[str, float]]
 """Trajectory → its agent and profit in US dollars."""
 Keep = Callable[[pa.Table], pa.Table]
@@ -165,10 +171,16 @@ async def _erase(
     elsewhere = await other_repositories(
         store, publish.repository or "", [*agents], [*trajectories, *({name} - agents)]
     )
-    held = _held(published, agents, trajectories)
+    # An agent is found by its name, also among the players of a market.
+    windows, seats = set[str](), Seats()
+    if kind == "trajectory":
+        windows, seats = await _seats(store, home, name)
+    held = _held(published, agents, trajectories, windows, {agent for _, agent in seats})
     policies = await policies_of(store, sorted(trajectories))
     paths = {file.path for file in published if file.revision}
-    unpublished, damaged = await asyncio.to_thread(_unpublished, home, paths, agents, trajectories)
+    unpublished, damaged = await asyncio.to_thread(
+        _unpublished, home, paths, agents, trajectories, seats
+    )
     models = await models_with(store, sorted(policies))
     found = Erasure(
         kind=kind,
@@ -186,11 +198,7 @@ async def _erase(
     await withhold(store, kind, name, reason)  # a name that only a file tells
     # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
     await withhold_trained(store, sorted(trajectories), reason)
-    for path, keep in unpublished:
-        try:
-            await asyncio.to_thread(_rewrite_unpublished, home.datasets, path, keep)
-        except UNREADABLE as error:  # it must not hold up the other files
-            damaged.append(f"{path} was not rewritten ({reason_of(error)})")
+    damaged += await asyncio.to_thread(_rewrite_unpublished, home.datasets, unpublished)
     found = replace(found, applied=True, damaged=tuple(damaged))
     others = [file for file in published if file.revision and file not in held]
     begun, held = held, await asyncio.to_thread(_committed, publish, held)
@@ -204,6 +212,7 @@ async def _erase(
             # with the names of earlier take-downs: one that died may have left its files behind
             agents | withheld.agents,
             trajectories | withheld.trajectories,
+            seats,
         )
         await record_published(store, rewritten)
         found = replace(found, revision=revision)
@@ -222,14 +231,53 @@ async def _recorded(store: Store, kind: Kind, name: str) -> set[str]:
     return {row["id"] for row in rows}
 
 
+async def _seats(store: Store, home: Home, trajectory_id: str) -> tuple[set[str], Seats]:
+    """Return the windows of the play and its seats: of the game's row, else of the artifacts.
+
+    A secret may have kept its own row out of the files, but not those of others that saw it.
+    """
+    windows = await windows_of_play(store, trajectory_id)
+    rows = await store.game.fetch(
+        'SELECT "scenarioId" AS scenario_id, "agentId" AS agent_id FROM trajectories'
+        ' WHERE "trajectoryId" = $1 AND "scenarioId" IS NOT NULL',
+        trajectory_id,
+    )
+    if rows:
+        return windows, {(row["scenario_id"], row["agent_id"]) for row in rows}
+    seats = Seats()
+    for window in await list_windows(store):
+        if window.window_id in windows and window.scored:
+            artifact = window.scored.artifact
+            try:
+                seats |= await asyncio.to_thread(_seats_in, home, artifact, trajectory_id)
+            except ArtifactError as error:  # files that hold its own row tell its seat
+                log.warning("who shared a market with %s is not known: %s", trajectory_id, error)
+    return windows, seats
+
+
+def _seats_in(home: Home, artifact: Artifact, trajectory_id: str) -> Seats:
+    columns = ("trajectory_id", "scenario_id", "agent_id")
+    return {
+        (scenario, agent)
+        for frame in iter_artifact(home, artifact, columns)
+        for one, scenario, agent in frame.select(columns).iter_rows()
+        if one == trajectory_id
+    }
+
+
 def _held(
-    published: list[PublishedFile], agents: set[str], trajectories: set[str]
+    published: list[PublishedFile],
+    agents: set[str],
+    trajectories: set[str],
+    windows: set[str],
+    seated: set[str],
 ) -> list[PublishedFile]:
-    """Return the published files of the windows that tell of the names."""
+    """Return the published files of the windows that tell of the names, or saw those seated."""
     windows = {
         file.window_id
         for file in published
         if not (trajectories.isdisjoint(file.trajectory_ids) and agents.isdisjoint(file.agents))
+        or (file.window_id in windows and not seated.isdisjoint(file.agents))
     }
     return [
         file
@@ -249,7 +297,9 @@ async def _is_known(
     """Return True if the game's rows, the ledger or a policy tell of the name. No file is read."""
     if recorded or any(name in (*file.agents, *file.trajectory_ids) for file in published):
         return True
-    if kind == "trajectory" and await was_trained(store, name):
+    if kind == "trajectory" and (
+        await was_trained(store, name) or await windows_of_play(store, name)
+    ):
         return True
     names = ([name], []) if kind == "agent" else ([], [name])
     return bool(await other_repositories(store, publish.repository or "", *names))
@@ -323,6 +373,7 @@ def _rewrite(
     others: list[PublishedFile],
     agents: set[str],
     trajectories: set[str],
+    seats: Seats,
 ) -> tuple[list[PublishedFile], str]:
     """Commit the files without the rows in place of the old ones → (ledger's rows, revision)."""
     # Local files go last: until the commit is made, they can be rewritten again.
@@ -339,7 +390,7 @@ def _rewrite(
             if not is_whole(source):  # another machine made it, or a run that died after its commit
                 source = _fetched(hub, there, file, temporary)
             if file.config == TRAJECTORIES:
-                gone |= _going(source, agents, gone)
+                gone |= _going(source, agents, gone, seats)
             keep = partial(_kept, file.config, agents, gone, plays)
             made.append(_rewritten(home, temporary, source, file, agents, gone, keep))
             if file.config == TRAJECTORIES:
@@ -367,7 +418,7 @@ def _rewrite(
 
 
 def _unpublished(
-    home: Home, published: set[str], agents: set[str], trajectories: set[str]
+    home: Home, published: set[str], agents: set[str], trajectories: set[str], seats: Seats
 ) -> tuple[list[tuple[str, Keep]], list[str]]:
     """Return the files of this home that tell of the names and that no repository has.
 
@@ -384,7 +435,7 @@ def _unpublished(
                 continue
             try:
                 if config == TRAJECTORIES:
-                    own = _going(source, agents, gone)
+                    own = _going(source, agents, gone, seats)
                     gone |= own
                     plays |= {one: play for one, play in _plays(source).items() if one not in own}
                 else:
@@ -399,15 +450,21 @@ def _unpublished(
     return found, damaged
 
 
-def _rewrite_unpublished(datasets: Path, path: str, keep: Keep) -> None:
-    source = datasets / path
-    target = source.with_name(f".{source.name}.tmp")
-    try:
-        sha256, _ = rewrite_table(source, target, keep)
-        target.replace(datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
-    finally:
-        target.unlink(missing_ok=True)
-    source.unlink()
+def _rewrite_unpublished(datasets: Path, files: list[tuple[str, Keep]]) -> list[str]:
+    """Rewrite the files in this home → those that could not be."""
+    damaged = []
+    for path, keep in files:
+        source = datasets / path
+        target = source.with_name(f".{source.name}.tmp")
+        try:
+            sha256, _ = rewrite_table(source, target, keep)
+            target.replace(datasets / f"{stem_of(path)}-{sha256[:8]}.parquet")
+            source.unlink()
+        except UNREADABLE as error:  # it must not hold up the other files
+            damaged.append(f"{path} was not rewritten ({reason_of(error)})")
+        finally:
+            target.unlink(missing_ok=True)
+    return damaged
 
 
 def _rewritten(
@@ -436,11 +493,11 @@ def _rewritten(
     )
 
 
-def _going(path: Path, agents: set[str], trajectories: set[str]) -> set[str]:
+def _going(path: Path, agents: set[str], trajectories: set[str], seats: Seats) -> set[str]:
     """Return the plays of a file that go: the names' own, and those that saw what they wrote."""
     rows = ids_of(path)
     own = [row for row in rows if row["trajectory_id"] in trajectories or row["agent_id"] in agents]
-    seats = {(row["scenario_id"], row["agent_id"]) for row in own}
+    seats = seats | {(row["scenario_id"], row["agent_id"]) for row in own}
     saw = [
         row
         for row in rows

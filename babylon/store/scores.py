@@ -74,6 +74,14 @@ async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
     return sorted(rows, key=attrgetter("scenario_id"))
 
 
+async def windows_of_play(store: Store, trajectory_id: str) -> set[str]:
+    """Return the windows in which the trajectory was scored."""
+    rows = await store.pool.fetch(
+        "SELECT window_id FROM babylon.scores WHERE trajectory_id = $1", trajectory_id
+    )
+    return {row["window_id"] for row in rows}
+
+
 async def replace_scores(
     store: Store, claim: Claim, rows: Sequence[StoredScore], rejections: Sequence[Rejection] = ()
 ) -> None:

@@ -435,6 +435,24 @@ async def test_play_that_shows_what_a_taken_down_agent_wrote_goes_too(
     assert pl.read_parquet(table)["agent_id"].to_list() == ["cy"]  # built again
 
 
+@pytest.mark.parametrize("published", [True, False])
+async def test_play_that_saw_a_trajectory_goes_too_if_a_secret_kept_out_its_own_row(
+    store: Store, publisher: Settings, hub: HubState, published: bool
+) -> None:
+    name = f"{WINDOW}-carol@example.com"
+    rows = [shared(WINDOW, "ann"), shared(WINDOW, "bo"), played(WINDOW, "cy")]
+    rows[0]["trajectory_id"] = name
+    await finish(store, publisher, WINDOW, rows)
+    if published:
+        await push(store, publisher)
+    else:
+        await build_windows(store, publisher.home, await selection_of(store, publisher.publish))
+    await erase(store, publisher.home, publisher.publish, "trajectory", name, apply=True)
+    (table,) = (publisher.home.datasets / "trajectories").rglob("*.parquet")
+    assert pl.read_parquet(table)["agent_id"].to_list() == ["cy"]
+    assert not published or read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+
+
 async def test_play_that_shows_what_another_agent_wrote_needs_the_consent_of_both(
     store: Store, publisher: Settings, hub: HubState
 ) -> None:
