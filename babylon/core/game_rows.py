@@ -12,6 +12,7 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Annotated, get_args, get_type_hints
 
+import msgspec
 import polars as pl
 
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR
@@ -43,6 +44,28 @@ class GameRow:
     logs_json: str = "{}"
     gateway_json: str = "[]"
     outcomes_json: str = "[]"
+
+
+class _Game(msgspec.Struct):
+    players: tuple[str, ...] = ()
+
+
+class _Market(msgspec.Struct):
+    """The part of a simulated market's state that says who played in it."""
+
+    game: _Game = msgspec.field(default_factory=_Game)
+
+
+def players_of(market: msgspec.Raw) -> list[str]:
+    """Return the agents that shared the market of a play's first step.
+
+    There are none if it was the agent's own, or if the game does not tell.
+    """
+    try:
+        players = msgspec.json.decode(market, type=_Market).game.players
+    except msgspec.ValidationError:  # a state is the game's own
+        return []
+    return list(players) if len(players) > 1 else []
 
 
 def scenario_market(scenario_id: str, market_id: str) -> str:

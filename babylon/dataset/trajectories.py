@@ -7,7 +7,7 @@ saw it, so its reasons belong to them.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from babylon.core.artifacts import iter_artifact
+from babylon.core.game_rows import players_of
 from babylon.core.home import Home
 from babylon.core.trajectories import Call
 from babylon.core.types import Scored
@@ -38,16 +39,6 @@ _TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 class _State(msgspec.Struct, rename="camel"):
     agent_balance: object = None
     market: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Game(msgspec.Struct):
-    players: tuple[str, ...] = ()
-
-
-class _Market(msgspec.Struct):
-    """The part of a simulated market's state that says who played in it."""
-
-    game: _Game = msgspec.field(default_factory=_Game)
 
 
 class _Action(msgspec.Struct, rename="camel"):
@@ -131,7 +122,7 @@ def trajectory_rows(
             if (scenario, row["agent_id"]) in absent:
                 continue
             game = steps.decode(row.pop("game_json"))
-            players = _players(game)
+            players = players_of(game[0].environment_state.market) if game else []
             if any((scenario, one) in absent or not selection.takes(one) for one in players):
                 continue
             played = [_shown(call, selection) for call in calls.decode(row.pop("calls_json"))]
@@ -169,16 +160,6 @@ def _shown(call: Call, selection: Selection) -> Call:
         if call.unseen and selection.safe
         else call
     )
-
-
-def _players(steps: Sequence[PublishedStep]) -> list[str]:
-    """Return the agents that shared the market; none if it was the agent's own, or is unknown."""
-    try:
-        first = steps[0].environment_state.market
-        players = msgspec.json.decode(first, type=_Market).game.players
-    except (IndexError, msgspec.ValidationError):  # a state is the game's own
-        return []
-    return list(players) if len(players) > 1 else []
 
 
 def _step(step: PublishedStep) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from babylon.core.errors import DatabaseError, WindowError, reason_of
+from babylon.core.game_rows import players_of
 from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.core.windows import Window, outcome_ids
 from babylon.formats.atif import write_atif
@@ -152,14 +153,16 @@ def open_new(path: Path) -> Iterator[TextIO]:
 async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trace]:
     """Yield every trajectory of the window with its calls, and their tokens if recorded.
 
-    Trajectories and agents that were taken down are left out, as in the dataset. A row that
-    is not the game's is named in the log and left out, as validation rejects it.
+    Trajectories and agents that were taken down are left out, as in the dataset, and with them the
+    plays of a shared market that show what they wrote. A row that is not the game's is named in the
+    log and left out, as validation rejects it.
     """
     withheld = await read_withheld(store)
     async with (
         store.game.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
+        absent = {tuple(seat) for seat in await connection.fetch(_SEATS, [*withheld.trajectories])}
         query = _GAME_FILES["trajectories"]
         place = (window.start, window.end)
         async for records in in_batches(connection, query, *place, size=_AT_A_TIME):
@@ -169,7 +172,11 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 calls = await _by_trajectory(own, _CALLS, ids)
             for record in records:
                 name = record["trajectoryId"]
-                if withheld.covers(record["agentId"], name):
+                scenario = record["scenarioId"] or record["windowId"]
+                if withheld.covers(record["agentId"], name) or any(
+                    one in withheld.agents or (scenario, one) in absent
+                    for one in _players(record["stepsJson"])
+                ):
                     continue
                 try:
                     trace = _trace(record, logs[name], calls[name])
@@ -179,6 +186,26 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 yield trace
 
 
+class _SeenState(msgspec.Struct):
+    market: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _SeenStep(msgspec.Struct, rename="camel"):
+    environment_state: _SeenState = msgspec.field(default_factory=_SeenState)
+
+
+def _players(steps_json: str) -> list[str]:
+    try:
+        steps = msgspec.json.decode(steps_json, type=list[_SeenStep])
+    except (msgspec.MsgspecError, RecursionError):  # `_trace` names the row
+        return []
+    return players_of(steps[0].environment_state.market) if steps else []
+
+
+_SEATS = """
+    SELECT coalesce("scenarioId", "windowId"), "agentId" FROM trajectories
+    WHERE "trajectoryId" = ANY($1::text[])
+"""
 _LOGS = """
     SELECT "trajectoryId" AS trajectory_id, "callId" AS call_id, "messagesJson" AS messages_json,
         "topP" AS top_p, "promptTokens" AS prompt_tokens, "completionTokens" AS completion_tokens

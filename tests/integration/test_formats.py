@@ -13,7 +13,7 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import read_trajectories
 from babylon.core.windows import parse_window_id, window_at
 from babylon.formats.atif import write_atif
-from babylon.formats.export_files import export_game, export_traces
+from babylon.formats.export_files import export_game, export_traces, read_window_traces
 from babylon.formats.format_names import Format, Written
 from babylon.formats.import_files import import_files
 from babylon.game.fleet.fleet_plan import FleetPlan
@@ -120,6 +120,22 @@ async def test_what_was_taken_down_is_not_written(
     await export_traces(store, WINDOW, format, tmp_path / "out")
     text = (tmp_path / "out").read_text()
     assert '"t1"' in text and '"t2"' not in text and "gone" not in text
+
+
+@pytest.mark.parametrize(("kind", "name"), [("agent", "ann"), ("trajectory", "t-ann")])
+async def test_play_that_shows_what_was_taken_down_is_not_written(
+    store: Store, tmp_path: Path, kind: str, name: str
+) -> None:
+    traces = [a_trace(f"t-{one}", agent_id=one) for one in ("ann", "bo", "cy")]
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", *map(write_atif, traces))])
+    await store.pool.execute(
+        """UPDATE trajectories SET "stepsJson" = jsonb_set("stepsJson"::jsonb,"""
+        """ '{0,environmentState,market}', '{"game": {"players": ["ann", "bo"]}}')::text"""
+        """ WHERE "agentId" <> 'cy'"""
+    )
+    await withhold(store, kind, name, "asked")
+    left = [trace.agent_id async for trace in read_window_traces(store, WINDOW)]
+    assert left == ["cy"]
 
 
 def _generation(number: int) -> dict[str, Any]:
