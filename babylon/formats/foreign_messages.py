@@ -20,6 +20,8 @@ _REASONING = ("reasoning", "thinking")
 _CALL = ("tool_call", "tool_use", "function_call")
 _RESULT = ("tool_call_response", "tool_result")
 _IMAGE = ("image", "image_url", "input_image", "document")
+_MEDIA = (*_IMAGE, "audio", "input_audio", "file", "input_file", "video", "blob", "uri")
+_PARTS = (*_TEXT, *_REASONING, *_CALL, *_RESULT, *_MEDIA)
 _INSTRUCTIONS = ("system", "instructions", "system_instruction")  # beside the messages
 _HOLDS = {"choices", "generations", "messages", "prompts", "parts", "kwargs"}
 _WRAPS = ("message", "output", "completion", "input", "prompt", "content", "text")
@@ -29,6 +31,7 @@ _OF_REPLY = {  # keys of a message without a role
     "reasoning_content", "additional_kwargs", "response_metadata", "usage_metadata", "usage",
     "finish_reason", "refusal", "annotations", "audio", "invalid_tool_calls", "example", "lc",
 }  # fmt: skip
+_OF_MESSAGE = {*_OF_REPLY, "role", "parts", "model", "status", "stop_reason", "stop_sequence"}
 
 
 def messages_of(place: str, item: object, role: str | None = None) -> list[Message]:
@@ -228,10 +231,13 @@ def _instructed(place: str, record: JsonObject, prompt: list[Message]) -> list[M
 def reply_of(place: str, value: object) -> Message:
     """Return the recorded output of a call: a message, an object that holds it, or its text.
 
+    A text is read as a record only if it is one beyond doubt, because agents answer in JSON too.
+
     Raises:
         ImportFileError: it is none of these, or there are several.
     """
-    return _reply(place, record_of(value))
+    found = decoded(value)
+    return _reply(place, found if _is_answer(found) else value)
 
 
 def _reply(place: str, value: object) -> Message:
@@ -277,6 +283,34 @@ def _is_record(value: object) -> bool:
     if value.get("role") in _KINDS or value.get("type") in _KINDS:
         return True
     return any(isinstance(value.get(name), dict | list) for name in _WRAPS)
+
+
+def _is_answer(value: object) -> bool:
+    """Return True for an assistant's message, a list of these, and a response with messages."""
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, dict) and _is_answer(one) for one in value)
+    fields = _unwrapped(value) or {}
+    for replies in (fields.get("choices"), fields.get("generations")):
+        if isinstance(replies, list) and replies:
+            batch = replies[0] if isinstance(replies[0], list) else replies
+            return all(isinstance(one, dict) and is_message(one.get("message")) for one in batch)
+    named = fields.get("role") or fields.get("type")
+    return _ROLES.get(str(named), named) == "assistant" and is_message(fields)
+
+
+def is_message(value: object) -> bool:
+    """Return True for a message with the keys of one and no others."""
+    fields = _unwrapped(value) or {}
+    return fields.keys() <= _OF_MESSAGE and bool(fields.keys() & {"content", "parts", "tool_calls"})
+
+
+def are_parts(value: object) -> bool:
+    """Return True for a list of a message's parts. Any other list may be what an agent said."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(part, dict) and part.get("type") in _PARTS for part in value)
+    )
 
 
 def one_reply(place: str, replies: list[T]) -> list[T]:

@@ -20,7 +20,7 @@ from babylon.formats.captured import (
     number,
     whole,
 )
-from babylon.formats.foreign_messages import decoded, prompt_of, reply_of
+from babylon.formats.foreign_messages import decoded, prompt_of, record_of, reply_of
 from babylon.formats.trace import Document, ImportFileError, LeaveOut, Trace, refuse
 
 _THREAD = ("thread_id", "session_id", "conversation_id")  # as LangSmith groups its threads
@@ -123,7 +123,7 @@ def _call(run: _Run, root: _Run | None) -> CapturedCall:
         call=llm_call(
             run.place,
             prompt_of(run.place, run.value.get("inputs")),
-            reply_of(run.place, run.value.get("outputs")),
+            reply_of(run.place, record_of(run.value.get("outputs"))),  # a bulk export has texts
             _sampling(run, metadata),
             start,
             end,

@@ -22,7 +22,7 @@ import msgspec
 
 from babylon.core.llm_calls import JsonObject, LlmCall, Message
 from babylon.formats.captured import CapturedCall, captured_traces, llm_call
-from babylon.formats.foreign_messages import decoded, messages_of, one_reply, record_of
+from babylon.formats.foreign_messages import are_parts, decoded, is_message, messages_of, one_reply
 from babylon.formats.otlp import Span, all_spans
 from babylon.formats.trace import Document, ImportFileError, LeaveOut, Trace, refuse
 
@@ -239,11 +239,15 @@ def _from_events(span: Span) -> tuple[list[Message], list[Message]]:
             body = decoded(event.attributes.get("gen_ai.event.content")) or event.attributes
             told = body if isinstance(body, dict) else {"content": body}
             if event.name == _CHOICE:
-                inner = record_of(told.get("message"))
-                told = inner if isinstance(inner, dict) else {**told, "content": inner}
+                message = told.get("message")
+                inner = decoded(message)
+                is_record = isinstance(message, dict) or is_message(inner)
+                told = (
+                    inner if isinstance(inner, dict) and is_record else {**told, "content": message}
+                )
             into = replies if event.name == _CHOICE else prompt
-            content = record_of(told.get("content"))
-            whole = told | ({"content": content} if isinstance(content, list) else {})
+            content = decoded(told.get("content"))
+            whole = told | ({"content": content} if are_parts(content) else {})
             into += messages_of(f"{span.place}: {event.name}", {**whole, "role": role})
     return prompt, replies
 
@@ -277,12 +281,9 @@ def _flat(span: Span, key: str) -> list[Message]:
     messages: list[Message] = []
     for index, fields in _unflattened(span, key).items():
         content = decoded(fields.get("content"))
-        parts = isinstance(content, list) and all(
-            isinstance(part, dict) and "type" in part for part in content
-        )
         message = {
             **fields,
-            "content": content if parts else fields.get("content"),
+            "content": content if are_parts(content) else fields.get("content"),
             "tool_calls": _listed(fields.get("tool_calls")),
         }
         messages += messages_of(f"{span.place}: {key}.{index}", message)

@@ -139,9 +139,21 @@ def test_messages_in_events_of_the_span_are_read() -> None:
     assert trace.steps[0].calls[0].response == "hello"
 
 
-@pytest.mark.parametrize("reply", ['{"action":"post","content":"hi"}', '[{"buy": 1}]'])
+ORDER = '{"action": "post", "content": "hi", "message": "m"}'
+SAID = [
+    ORDER, '{"action":"hold"}', '["hold"]', '[{"buy": 1}]', "[1, 2]", "[" * 900 + "]" * 900, "[]",
+    '[{"type": "buy", "ticker": "NVDA"}]', '{"action":"say","message":{"content":"hi"}}',
+    '{"action":"search","input":{"q":"x"}}', '{"text":"hello"}', '{"output":[1,2]}',
+    '{"type":"text","text":"q"}', '{"messages":["a"]}', '{"choices":["a","b"]}',
+    '[{"role":"user","content":"z"}]', '{"parts":["a"],"plan":1}', '{"content":"hello"}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reply", SAID)
 def test_a_reply_in_json_in_an_event_stays_a_text(reply: str) -> None:
     for choice in ({"message": reply}, {"message": json.dumps({"content": reply})}):
+        if choice == {"message": '{"content":"hello"}'}:
+            continue  # a message by the conventions
         traced = Traced()
         span = chat("u", "r")
         for name in ("input.messages", "output.messages", "system_instructions"):
@@ -156,6 +168,16 @@ def test_a_reply_in_json_in_an_event_stays_a_text(reply: str) -> None:
         (trace,) = read(export)
         assert said(trace.steps[0].calls[0]) == [("user", '["hi"]')]
         assert trace.steps[0].calls[0].response == reply
+
+
+@pytest.mark.parametrize("reply", SAID)
+def test_a_reply_in_json_in_keys_with_dots_stays_a_text(reply: str) -> None:
+    flat = {"prompt.0.role": "user", "prompt.0.content": "hi", "completion.0.content": reply}
+    flat |= {"completion.0.role": "assistant", "operation.name": "chat"}
+    traced = Traced()
+    traced.span("chat", {f"gen_ai.{name}": value for name, value in flat.items()})
+    (trace,) = read(traced.export())
+    assert trace.steps[0].calls[0].response == reply
 
 
 def event(name: str, **attributes: str) -> dict[str, Any]:
@@ -227,13 +249,7 @@ def test_generations_that_cannot_be_read_are_named(changes: dict[str, Any], mess
     assert said(trace.steps[0].calls[0]) == [("user", "hi")]
 
 
-ORDER = '{"action": "post", "content": "hi", "message": "m"}'
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [ORDER, '{"action":"hold"}', '["hold"]', '[{"buy": 1}]', "[1, 2]", "[" * 900 + "]" * 900],
-)
+@pytest.mark.parametrize("reply", SAID)
 def test_a_reply_and_a_prompt_in_json_stay_the_texts_that_they_are(reply: str) -> None:
     asked = '{"observation": 7}'
     run = {"run_type": "llm", "id": "r", "start_time": "2025-11-14T12:00:00"}
