@@ -61,7 +61,7 @@ class LlmCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel
         """Return a call with these messages. The prompts are the first message of each role."""
         sent = tuple(messages)
         return cls(
-            messages=sent,
+            messages=sent or None,
             system_prompt=_first_content(sent, "system"),
             user_prompt=_first_content(sent, "user"),
             purpose=purpose,

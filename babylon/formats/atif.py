@@ -63,7 +63,7 @@ class StepExtra(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``extra.babylon`` of a step.
 
     ``role`` is set if ``source`` does not give the role, ``message`` if the message holds more than
-    a role and a text.
+    a role and a text, or if that is empty: a step without a text is no message by itself.
     """
 
     role: str | None = None
@@ -239,7 +239,7 @@ def _later_context(place: str, step: AtifStep, extra: StepExtra) -> list[Message
 def _call(
     place: str, atif: Atif, step: AtifStep, extra: StepExtra, prompt: list[Message]
 ) -> tuple[LlmCall, Tokens | None]:
-    if not prompt:
+    if not prompt and OURS not in (step.extra or {}):
         raise ImportFileError(f"{place}: a reply without a prompt: no step comes before it")
     metrics = step.metrics or AtifMetrics()
     tokens = _tokens(place, metrics)
@@ -350,7 +350,7 @@ def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
     role = str(message.get("role"))
     source = _SOURCES.get(role)
     agent = source == "agent"
-    plain = message.keys() == _PLAIN and isinstance(message["content"], str)
+    plain = message.keys() == _PLAIN and isinstance(message["content"], str) and message["content"]
     extra = StepExtra(
         role=None if source else role,
         message=None if plain else message,
@@ -370,7 +370,7 @@ def _context(step_id: int, message: Message, step: TraceStep) -> AtifStep:
 def _reply(
     step_id: int, call: LlmCall, tokens: Tokens | None, extra: StepExtra, at: datetime | None
 ) -> AtifStep:
-    if call.tool_calls:
+    if call.tool_calls or not call.response:
         extra = replace(extra, message=answer_message(call.response or "", call.tool_calls))
     return AtifStep(
         step_id=step_id,

@@ -7,7 +7,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from babylon.core.llm_calls import Message
+from babylon.core.llm_calls import LlmCall, Message
 from babylon.formats.atif import read_atif, write_atif
 from babylon.formats.trace import ImportFileError, Tokens, Trace
 from babylon.formats.trace_rows import trace_rows, training_rows_of
@@ -70,6 +70,21 @@ def test_a_conversation_that_goes_on_is_written_once() -> None:
         "You trade.", "hello", "hi", "how are you?", "fine"
     ]  # fmt: skip
     assert read(written).steps[1].calls[0].messages == second.messages
+
+
+def test_empty_messages_and_prompts_come_back() -> None:
+    asked = (SYSTEM, message("user", ""))
+    first = call("", "", messages=asked, reasoning="quiet")
+    second = call("", "", messages=(*asked, message("assistant", ""), message("user", "v")))
+    nothing = LlmCall(
+        system_prompt="", user_prompt="", response="x", temperature=1, purpose="action"
+    )
+    one = trace(*[step(i, said) for i, said in enumerate((first, second, nothing, nothing))])
+    back = read(write_atif(one))
+    assert [s.calls[0].prompt for s in back.steps] == [s.calls[0].prompt for s in one.steps]
+    assert back.steps[2].calls[0].messages is None
+    with pytest.raises(ImportFileError, match="a reply without a prompt"):
+        read(atif(REPLY))
 
 
 def test_replies_inside_a_prompt_are_context_and_not_calls() -> None:
