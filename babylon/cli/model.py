@@ -78,9 +78,11 @@ def sft(
         batch_size=batch_size,
         options=tuning_options(settings.training),
     )
+    learnt = sum(step.chats for step in steps) // epochs
     result = {
         "checkpoint": str(target.resolve()),
-        "chats": len(rows),
+        "chats": learnt,
+        "chats_left_out": len(rows) - learnt,
         "steps": len(steps),
         "first_loss": steps[0].loss,
         "last_loss": steps[-1].loss,

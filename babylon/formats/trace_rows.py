@@ -49,7 +49,11 @@ class TraceRows:
 
 
 def training_rows_of(traces: Iterable[Trace]) -> list[TrainingRow]:
-    """Return one row for each trace, with the policy's calls and no score."""
+    """Return one row for each trace, with the policy's calls and no score.
+
+    Token ids are left out: a file does not name the tokenizer that made them, and the model that is
+    taught may have another one of the same size.
+    """
     return [
         TrainingRow(
             trajectory_id=trace.trajectory_id,

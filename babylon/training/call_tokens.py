@@ -1,7 +1,8 @@
 """Tokens of logged calls, and the reasons why a call cannot be trained."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +14,7 @@ from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.teacher_prompt import teacher_prompt
 from babylon.training.update_result import Excluded
 
+log = logging.getLogger(__name__)
 NO_WORDS: Mapping[tuple[str, int], str] = {}
 _TRUNCATING = ("top_p", "top_k", "min_p")  # the gateway's names
 
@@ -84,6 +86,14 @@ def scored_trajectories(
                 )
             )
     return trajectories, Excluded(**counts)
+
+
+def log_left_out(calls: int, excluded: Excluded) -> None:
+    """Log how many of the calls were left out, and why."""
+    counts = {reason: count for reason, count in asdict(excluded).items() if count}
+    if counts:
+        told = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        log.warning("left out: %d of %d calls (%s)", sum(counts.values()), calls, told)
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, call: Call, context: int) -> CallTokens | str:

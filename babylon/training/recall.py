@@ -17,7 +17,7 @@ from babylon.core.learning_settings import Precision
 from babylon.formats.import_files import guess_format, read_traces
 from babylon.formats.trace_rows import training_rows_of
 from babylon.policies.load import load_policy
-from babylon.training.call_tokens import scored_trajectories
+from babylon.training.call_tokens import log_left_out, scored_trajectories
 from babylon.training.damaged import damage_logged
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError
 from babylon.training.grpo.prefix_tree import compile_tree
@@ -82,7 +82,8 @@ def nats_of(
     rows = training_rows_of(read_traces(chats, guess_format(chats)))
     model, tokenizer = load_policy(policy, frozen=True, precision=precision)
     context = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
-    owners, _ = scored_trajectories(tokenizer, rows, context, model.config.vocab_size)
+    owners, excluded = scored_trajectories(tokenizer, rows, context, model.config.vocab_size)
+    log_left_out(sum(len(row.calls) for row in rows), excluded)
     if not (calls := [call for one in owners for call in one.calls]):
         raise ConfigError(f"RECALL_CHATS={chats}: none of the {len(rows)} chats has a reply")
     tree = compile_tree(calls)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from babylon.core.errors import TrainingError
 from babylon.core.trajectories import TrainingRow
-from babylon.training.call_tokens import scored_trajectories
+from babylon.training.call_tokens import log_left_out, scored_trajectories
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.training_input import CallTokens
@@ -37,6 +37,7 @@ class SftStep:
     tokens: int
     learning_rate: float
     grad_norm: float
+    chats: int = 0  # with a reply to learn from
 
 
 def fine_tune(
@@ -61,7 +62,9 @@ def fine_tune(
     trainable = load_trainable(parent, tuning, 0.0, options=options)
     model = trainable.model
     context = int(getattr(model.config, "max_position_embeddings", None) or sys.maxsize)
-    scored, _ = scored_trajectories(trainable.tokenizer, rows, context, model.config.vocab_size)
+    vocabulary = model.config.vocab_size
+    scored, excluded = scored_trajectories(trainable.tokenizer, rows, context, vocabulary)
+    log_left_out(sum(len(row.calls) for row in rows), excluded)
     chats = [trajectory.calls for trajectory in scored]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
@@ -75,7 +78,8 @@ def fine_tune(
         for group in trainable.optimizer.param_groups:
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]
-        steps.append(_step(fitting, trainable.optimizer, calls, rate))
+        step = _step(fitting, trainable.optimizer, calls, rate)
+        steps.append(replace(step, chats=len(chats[start : start + batch_size])))
     fitting.remember(trainable.optimizer.param_groups)
     save_checkpoint(trainable, target)
     return steps

@@ -31,17 +31,23 @@ def write_chats(path: Path, reply: str = "HOLD", count: int = 60) -> Path:
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_base_model_learns_the_replies_of_chats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tuning: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tuning: str
 ) -> None:
     base = save_tiny_policy(tmp_path / "base", seed=0)
     monkeypatch.setenv("BASE_MODEL", str(base))
     monkeypatch.setenv("BABYLON_HOME", str(tmp_path / "home"))
     target = tmp_path / "taught"
-    command = ["model", "sft", str(write_chats(tmp_path / "chats.jsonl")), str(target)]
+    chats = write_chats(tmp_path / "chats.jsonl")
+    asked = {"id": "c", "type": "function", "function": {"name": "quote", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [asked]}
+    with chats.open("a") as file:
+        file.write(json.dumps({"messages": [ASK, called]}) + "\n")
+    command = ["model", "sft", str(chats), str(target)]
     done = CliRunner().invoke(app, [*command, "--tuning", tuning, "--epochs", "6", "--json"])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
-    assert (result["chats"], result["steps"]) == (60, 23)
+    assert (result["chats"], result["chats_left_out"], result["steps"]) == (60, 1, 23)
+    assert "left out: 6 of 366 calls (6 untrainable)" in caplog.text
     assert result["last_loss"] < result["first_loss"] / 2
     model, tokenizer = load_policy(str(target))
     prompt = render_prompt(tokenizer, [ASK])
