@@ -95,10 +95,7 @@ class Erasure:
         if self.files and not self.squashed:
             told.append("Old revisions keep it until the history is squashed: add --squash.")
         for file in self.damaged:
-            told.append(
-                f"{file}: it may hold it; remove it, then run this again, and `babylon dataset"
-                " build` writes it anew without it."
-            )
+            told.append(f"{file} and may hold it: remove it, then `babylon dataset build`.")
         for repository in self.elsewhere:
             told.append(f"{repository} holds it too: run this again with PUBLISH_TO={repository}.")
         for version, how in self.policies.items():
