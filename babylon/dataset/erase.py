@@ -42,7 +42,7 @@ from babylon.store.published import (
     record_published,
     was_trained,
     withhold,
-    withhold_trained,
+    withhold_plays,
 )
 from babylon.store.published_policies import models_with
 from babylon.store.scores import windows_of_play
@@ -158,7 +158,7 @@ async def _erase(
     if apply and known:
         # First: no later file may hold it, also if the hub is down or a file cannot be read.
         await withhold(store, kind, name, reason)
-        await withhold_trained(store, sorted(recorded), reason)
+        await withhold_plays(store, sorted(recorded), reason)
     trajectories = recorded | ({name} if known and kind == "trajectory" else set())
     trajectories |= await asyncio.to_thread(_in_files, home, publish, published, kind, name)
     if not known and not trajectories:
@@ -193,8 +193,7 @@ async def _erase(
     if not apply:
         return found
     await withhold(store, kind, name, reason)  # a name that only a file tells
-    # By id too: once the game's rows are deleted, nothing else tells which of them were trained.
-    await withhold_trained(store, sorted(trajectories), reason)
+    await withhold_plays(store, sorted(trajectories), reason)
     damaged += await asyncio.to_thread(_rewrite_unpublished, home.datasets, unpublished)
     found = replace(found, applied=True, damaged=tuple(damaged))
     others = [file for file in published if file.revision and file not in held]

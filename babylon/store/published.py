@@ -148,12 +148,14 @@ _LEARNT = (
 )
 
 
-async def withhold_trained(store: Store, trajectory_ids: Sequence[str], reason: str) -> None:
-    """Take those trajectories down that a policy learnt from."""
+async def withhold_plays(store: Store, trajectory_ids: Sequence[str], reason: str) -> None:
+    """Take trajectories down by id: once the game's rows are deleted, nothing else tells of them.
+
+    A window may be training on them now.
+    """
     await store.pool.execute(
         "INSERT INTO babylon.withheld (kind, name, reason)"
-        f" SELECT 'trajectory', trajectory_id, $2 FROM ({_LEARNT}) AS learnt"
-        " WHERE trajectory_id = ANY($1) ON CONFLICT DO NOTHING",
+        " SELECT 'trajectory', unnest($1::text[]), $2 ON CONFLICT DO NOTHING",
         list(trajectory_ids),
         reason,
     )

@@ -71,11 +71,9 @@ async def test_rows_that_were_collected_and_left_unused_are_not_late(store):
 
 @pytest.mark.parametrize("kind", ["agent", "trajectory"])
 async def test_play_that_was_taken_down_is_neither_collected_nor_late(store, settings, kind):
-    await insert_trajectories(store, ONE, TWO)
-    agent = await store.pool.fetchval(
-        """SELECT "agentId" FROM trajectories WHERE "trajectoryId" = 'two'"""
-    )
-    await withhold(store, kind, "two" if kind == "trajectory" else agent, "asked for")
+    await insert(store, "users", [{**real_rows("users")[0], "id": "ann", "username": "ann"}])
+    await insert_trajectories(store, ONE, {**TWO, "agentId": "ann"})
+    await withhold(store, kind, "two" if kind == "trajectory" else "ann", "asked for")
     held = await claim(store)
     assert (await collect_window(store, settings.home, held, WINDOW)).artifact.rows == 1
     await store_collected(store, held, ["one"])

@@ -124,10 +124,10 @@ def can_reach(differences: Differences, budget: int) -> bool:
     t = len(values)
     if t >= budget or t < _FEWEST:
         return t < budget
-    deviation = float(values.std(ddof=1))
-    mean = float(values.mean()) + 2.326 * deviation * math.sqrt(1 / t - 1 / budget)
-    mean += float(differences.gain.mean()) * min(1, math.log(100) / t) * (1 - t / budget)
-    cap = _CAP / float(differences.loss.mean())
-    best = cap if deviation == 0 else min(cap, mean / deviation**2)
-    growth = best * mean - (best * deviation) ** 2 / 2
+    variance = float(values.var(ddof=1))
+    mean = float(values.mean()) + 2.326 * math.sqrt(variance * (1 / t - 1 / budget))
+    gain, rare = float(differences.gain.mean()), min(1, math.log(100) / t) * (1 - t / budget)
+    mean, variance = mean + rare * gain, variance + rare * gain**2
+    best = min(_CAP / float(differences.loss.mean()), mean / variance)
+    growth = best * mean - best**2 * variance / 2
     return mean > 0 and budget * growth > CERTAIN
