@@ -1,5 +1,6 @@
 """A window's update on disk, full and LoRA, with exact and with retokenized calls."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,9 +213,19 @@ def test_a_damaged_anchor_begins_with_the_parent(
     assert all(torch.equal(weight, anchor[name]) for name, weight in trainable.tuned.items())
 
 
-def test_too_little_memory_is_no_damage(tmp_path: Path) -> None:
-    with pytest.raises(MemoryError), damage_logged(tmp_path, "it would start over"):
-        raise MemoryError
+@pytest.mark.parametrize(
+    "passing",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        OSError(errno.EIO, "Input/output error"),
+    ],
+)
+def test_too_little_memory_and_a_failing_disk_are_no_damage(
+    tmp_path: Path, passing: Exception
+) -> None:
+    with pytest.raises(type(passing)), damage_logged(tmp_path, "it would start over"):
+        raise passing
 
 
 def test_the_optimiser_of_a_rejected_update_goes_on(parent: Path, tmp_path: Path) -> None:
