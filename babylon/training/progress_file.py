@@ -16,7 +16,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from babylon.core.objects import publish, remove
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.damaged import damage_logged
+from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import RecordState
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
@@ -46,7 +47,7 @@ FORMAT = 3  # files of another format are ignored
 
 
 def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) -> str:
-    """Digest of an update's inputs. Equal digests mean equal results."""
+    """Digest of an update's inputs. Equal digests mean equal results, up to rounding."""
     digest = hashlib.sha256(msgspec.json.encode(rows))
     for name, value in sorted(decides.items()):
         digest.update(f"\n{name}={_typed(value)!r}".encode())
@@ -54,7 +55,12 @@ def update_digest(rows: Sequence[TrainingRow], decides: Mapping[str, object]) ->
 
 
 def _typed(value: object) -> object:
-    """Options with floats where floats are declared. Ranks read them from JSON, 32 as 32.0."""
+    """Options with floats where floats are declared. Ranks read them from JSON, 32 as 32.0.
+
+    Those that only cut the work are left out: who lowers one for lack of memory can resume.
+    """
+    if isinstance(value, TrainerConfig):
+        value = replace(value, max_tokens=None, activation_checkpointing=False)
     if is_dataclass(value) and not isinstance(value, type):
         return msgspec.convert(asdict(value), type(value))
     return value

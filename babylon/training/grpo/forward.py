@@ -408,13 +408,16 @@ class FittingForward:
             self._halve(reason)
 
     def restore(self, halvings: int) -> None:
-        """Halve the portions as often as before the progress was saved."""
-        while self.halvings < halvings:
+        """Halve the portions as often as before the progress was saved, if they were as large."""
+        while self.halvings < halvings and not self._smallest():
             self._shrink()
 
+    def _smallest(self) -> bool:
+        return not self.forward.keep_tokens and self.forward.max_tokens // 2 < SMALLEST
+
     def _halve(self, reason: str) -> None:
-        before, kept = self.forward.max_tokens, self.forward.keep_tokens
-        if not kept and before // 2 < SMALLEST:
+        before = self.forward.max_tokens
+        if self._smallest():
             raise OutOfMemoryError(
                 f"out of memory with portions of {before} tokens, the smallest that were tried"
                 f" ({reason}): train with TUNING=lora, a smaller BASE_MODEL, shorter prompts, or"

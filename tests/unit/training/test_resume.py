@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from babylon.core.trajectories import TrainingRow
 from babylon.training import progress_file as journal
@@ -180,6 +181,25 @@ def test_progress_of_another_update_is_ignored(
         afterwards = run(parent, target, "full", other)
     assert "belongs to another update and is ignored" in caplog.text
     assert compared(afterwards) == compared(alone)
+
+
+def test_an_update_that_needs_too_much_memory_resumes_with_smaller_portions(
+    parent: Path, tmp_path: Path
+) -> None:
+    given = replace(CONFIG, max_tokens=4096)
+    whole = run(parent, tmp_path / "whole", "lora", given)
+    interrupted_after(4, parent, tmp_path / "ended", "lora", given)
+    steps: list[int] = []
+    smaller = replace(given, max_tokens=16, activation_checkpointing=True)
+    resumed = run(parent, tmp_path / "ended", "lora", smaller, lambda done, _: steps.append(done))
+    assert steps[0] in (4, 5)
+    assert resumed.report.max_tokens == 16
+    assert resumed.report.kl_after == pytest.approx(whole.report.kl_after, rel=1e-4)
+    ours, expected = (
+        load_file(tmp_path / one / "adapter_model.safetensors") for one in ("ended", "whole")
+    )
+    for name, weight in expected.items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("damage", ["cut short", "empty", "no archive", "no name"])

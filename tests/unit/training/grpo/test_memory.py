@@ -109,6 +109,9 @@ def test_kept_activations_are_given_up_before_portions_shrink(
     fitting.remember([remembered])
     again = FittingForward(tiny_model(0), None, [remembered])
     assert (again.forward.max_tokens, again.forward.keep_tokens) == (first // 2, 0)
+    smaller = FittingForward(tiny_model(0), 100)
+    smaller.restore(9)  # of larger portions
+    assert smaller.forward.max_tokens == 100
 
 
 def test_activations_are_recomputed_on_request() -> None:
