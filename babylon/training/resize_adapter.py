@@ -2,7 +2,8 @@
 
 A larger rank keeps the product ``B A`` of each layer exactly: the new rows of ``A`` are random, and
 the new columns of ``B`` are zero. A smaller one keeps its largest singular values (Eckart and Young
-1936), found in the small matrices of two QR decompositions.
+1936), found in the small matrices of two QR decompositions. Where fewer are left than the rank, a
+direction with both halves near zero would have almost no gradient: it begins as a new one.
 """
 
 from collections.abc import Mapping
@@ -38,5 +39,8 @@ def _pair(a: Tensor, b: Tensor, fresh: Tensor) -> tuple[Tensor, Tensor]:
     left, r_left = torch.linalg.qr(b)
     right, r_right = torch.linalg.qr(a.T)
     u, s, v = torch.linalg.svd(r_left @ r_right.T)
-    root = s[:wanted].sqrt()
-    return (root[:, None] * v[:wanted]) @ right.T, (left @ u[:, :wanted]) * root
+    rounding = s[0] * torch.finfo(s.dtype).eps * max(len(b), a.shape[1])
+    kept = int((s[:wanted] > rounding).sum())
+    root = s[:kept].sqrt()
+    a, b = (root[:, None] * v[:kept]) @ right.T, (left @ u[:, :kept]) * root
+    return torch.cat([a, fresh[kept:].to(a)]), torch.nn.functional.pad(b, (0, wanted - kept))

@@ -115,6 +115,20 @@ def test_a_smaller_rank_keeps_the_largest_singular_values() -> None:
     torch.testing.assert_close(product, (u[:, :2] * s[:2]) @ v[:2], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("out", "rank"), [(30, 0), (30, 1), (2, 6)])
+def test_a_smaller_rank_leaves_no_dead_direction(out: int, rank: int) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(6, 20), torch.randn(out, rank) @ torch.randn(rank, 6)
+    fresh = {"layer.lora_A.weight": torch.randn(4, 20), "layer.lora_B.weight": torch.zeros(out, 4)}
+    found = resized({"layer.lora_A.weight": a, "layer.lora_B.weight": b}, fresh)
+    assert {name: value.shape for name, value in found.items()} == {
+        name: value.shape for name, value in fresh.items()
+    }
+    assert found["layer.lora_A.weight"].norm(dim=1).min() > 0.1
+    product = found["layer.lora_B.weight"] @ found["layer.lora_A.weight"]
+    torch.testing.assert_close(product, b @ a, atol=1e-4, rtol=1e-4)
+
+
 def test_the_settings_of_preferences_reach_the_trainer() -> None:
     options = preference_config(PreferenceSettings(loss="ipo", beta=0.3, nll=0.5, margin=2.0))
     assert (options.loss, options.beta, options.nll, options.margin) == ("ipo", 0.3, 0.5, 2.0)
