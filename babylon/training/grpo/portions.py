@@ -113,28 +113,28 @@ def _assign(
     parents: list[int],
 ) -> None:
     """Assign a portion to every chosen segment. ``chosen`` is depth first and holds all parents."""
-    size = {index: len(segments[index].tokens) for index in chosen}
-    for index in reversed(chosen):
-        if segments[index].parent >= 0:
-            size[segments[index].parent] += size[index]
-    heavy = [index for index in chosen if size[index] > max_tokens]
-    if heavy:
-        _assign(heavy, segments, max_tokens, portion_of, parents)
-    filled: dict[int, tuple[int, int]] = {}  # parent portion → newest child, the child's tokens
-    for index in chosen:
-        parent = segments[index].parent
-        if size[index] > max_tokens:
-            continue
-        if parent >= 0 and size[parent] <= max_tokens:
-            portion_of[index] = portion_of[parent]
-            continue
-        above = portion_of[parent] if parent >= 0 else -1
-        portion, tokens = filled.get(above, (-1, max_tokens))
-        if tokens + size[index] > max_tokens:
-            portion, tokens = len(parents), 0
-            parents.append(above)
-        portion_of[index] = portion
-        filled[above] = portion, tokens + size[index]
+    levels: list[dict[int, int]] = []  # segments below those that follow → their subtrees' tokens
+    while chosen:
+        size = {index: len(segments[index].tokens) for index in chosen}
+        for index in reversed(chosen):
+            if segments[index].parent >= 0:
+                size[segments[index].parent] += size[index]
+        levels.append({index: tokens for index, tokens in size.items() if tokens <= max_tokens})
+        chosen = [index for index in chosen if size[index] > max_tokens]
+    for light in reversed(levels):
+        filled: dict[int, tuple[int, int]] = {}  # parent portion → newest child, the child's tokens
+        for index, subtree in light.items():
+            parent = segments[index].parent
+            if parent in light:
+                portion_of[index] = portion_of[parent]
+                continue
+            above = portion_of[parent] if parent >= 0 else -1
+            portion, tokens = filled.get(above, (-1, max_tokens))
+            if tokens + subtree > max_tokens:
+                portion, tokens = len(parents), 0
+                parents.append(above)
+            portion_of[index] = portion
+            filled[above] = portion, tokens + subtree
 
 
 def _portion(

@@ -182,32 +182,45 @@ class _TreePass:
             grads=torch.zeros_like(values),
         )
 
-    def read(self, number: int) -> None:
+    def read(self, root: int) -> None:
         """Compute the values of a portion and of its descendants, without gradient."""
-        portion = self.portions[number]
-        self._store(number, np.ones(len(portion.terms.row), bool))
-        for child in portion.children:
-            self.read(child)
-        self.caches.pop(number, None)
+        for number, after in self._visits(root):
+            if after:
+                self.caches.pop(number, None)
+            else:
+                self._store(number, np.ones(len(self.portions[number].terms.row), bool))
 
-    def train(self, number: int, loss: Loss, room: int) -> None:
+    def train(self, root: int, loss: Loss, room: int) -> None:
         """Back-propagate a portion and its descendants, into parameters and ancestors' caches.
 
         ``room``: tokens whose activations may be kept while descendants run.
         """
-        portion = self.portions[number]
-        kept = None
-        if portion.children:
-            if len(portion.tokens) <= room:
+        kept: dict[int, _Found] = {}
+        for number, after in self._visits(root):
+            portion = self.portions[number]
+            if after:
+                room += len(portion.tokens) if number in kept else 0
+                self._backward(number, loss, kept.pop(number, None))
+                self.caches.pop(number, None)
+            elif portion.children and len(portion.tokens) <= room:
                 room -= len(portion.tokens)
-                kept = self._store(number, np.ones_like(portion.terms.final))
-            else:
+                kept[number] = self._store(number, np.ones_like(portion.terms.final))
+            elif portion.children:
                 with torch.no_grad():
                     self._store(number, ~portion.terms.final)
-            for child in portion.children:
-                self.train(child, loss, room)
-        self._backward(number, loss, kept)
-        self.caches.pop(number, None)
+
+    def _visits(self, root: int) -> Iterator[tuple[int, bool]]:
+        """Each portion before its descendants (False), and after them (True).
+
+        A long call in small portions is a deeper tree than Python can recurse into.
+        """
+        waiting = [(root, False)]
+        while waiting:
+            number, after = waiting.pop()
+            if not after:
+                waiting.append((number, True))
+                waiting += [(child, False) for child in reversed(self.portions[number].children)]
+            yield number, after
 
     def _store(self, number: int, chosen: Chosen) -> "_Found":
         portion = self.portions[number]

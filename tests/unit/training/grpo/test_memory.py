@@ -1,5 +1,6 @@
 """Out of memory: the same gradients from smaller portions, and a clear end when none fits."""
 
+import inspect
 import logging
 import os
 import pathlib
@@ -89,6 +90,21 @@ def test_a_conversation_of_five_portions_is_forwarded_once(monkeypatch: pytest.M
     calls = [CallTokens(prompt=said[:n], completion=[1, 2], logprobs=None) for n in (90, 288, 495)]
     forward.accumulate(compile_tree(calls), lambda _, values: values.logprobs.sum())
     assert len(passes) == 5
+
+
+def test_a_call_of_more_portions_than_frames_of_python_is_trained() -> None:
+    tree = compile_tree([CallTokens(prompt=[5, 6] * 32, completion=[1, 2], logprobs=None)])
+    gradients = []
+    for portion, limit in ((10_000, sys.getrecursionlimit()), (1, len(inspect.stack()) + 60)):
+        model, before = tiny_model(0), sys.getrecursionlimit()
+        forward = PolicyForward(model, max_tokens=portion)
+        sys.setrecursionlimit(limit)
+        try:
+            forward.accumulate(tree, lambda _, values: values.logprobs.sum())
+        finally:
+            sys.setrecursionlimit(before)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))  # type: ignore[union-attr]
+    assert relative_error(gradients[1], gradients[0]) < 1e-5
 
 
 def test_kept_activations_are_given_up_before_portions_shrink(
