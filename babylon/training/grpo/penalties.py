@@ -17,7 +17,7 @@ def penalised(
 
     Args:
         signal: mean size of the window's advantages, to which the weights of entropy and teacher
-            are relative. If it is 0, the teacher's weight is 1.
+            are relative. If it is 0, the teacher's weight is 1 unless ``words_weight`` is 0.
     """
     loss, given = terms.loss, inputs.masked()
     if config.kl_penalty:
@@ -26,8 +26,8 @@ def penalised(
         more = entropy_floor(given, config.entropy_floor)
         weight = config.entropy_weight * signal
         loss = loss + weight * torch.where(terms.masks.dropped, 0.0, more)
-    if given.teacher is not None:  # an update from words alone has no advantages
-        weight = config.words_weight * signal or 1.0
+    if given.teacher is not None and config.words_weight:
+        weight = config.words_weight * signal or 1.0  # words alone have no advantages
         apart = teacher_distance(given, given.teacher, config.bounds)
         loss = loss + weight * torch.where(terms.masks.dropped, 0.0, apart)
     return replace(terms, loss=loss)

@@ -97,6 +97,8 @@ def test_the_gradient_is_that_of_the_formulas(share: float, known: bool) -> None
     assert relative_error(portions, ours) < 1e-5
     scores_alone = trained_gradient(tiny_model(0), window(1, known=known))
     assert relative_error(ours, scores_alone) > 0.01
+    silent = trained_gradient(tiny_model(0), trajectories, words_weight=0.0)
+    assert relative_error(silent, scores_alone) < 1e-6
 
 
 def test_words_teach_also_where_scores_tie() -> None:
