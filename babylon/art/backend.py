@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import logging
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -100,6 +101,7 @@ class Backend:
         self._config = config or TrainerConfig()
         self._engine = EmbeddedEngine()
         self._training = asyncio.Lock()
+        self._leases: Counter[str] = Counter()  # of served names
 
     async def register(self, model: ArtModel) -> None:
         """Make the model's directory, and let ART write its logs there."""
@@ -176,7 +178,7 @@ class Backend:
             except WindowNotReadyError as error:
                 logger.warning("%s stays at step %d: %s", model.name, step, error)
                 return TrainResult(step=step, metrics={TRAINABLE_GROUPS: 0.0})
-            await self._serve(model, step + 1)
+            await self._serve_next(model, step + 1)
         return TrainResult(step=step + 1, metrics=to_art(update.report))
 
     async def _train_sft(
@@ -204,7 +206,7 @@ class Backend:
                 learning_rates=iter(rates) if isinstance(rates, list) else itertools.repeat(rates),
                 batch_size=SFT_BATCH if config.batch_size == "auto" else config.batch_size,
             )
-            await self._serve(model, step + 1)
+            await self._serve_next(model, step + 1)
         for record in _sft_metrics(steps, len(rows)):
             yield record
 
@@ -219,12 +221,15 @@ class Backend:
     @asynccontextmanager
     async def adapter_lease(self, model: ArtModel, step: int) -> AsyncIterator[None]:
         """Context in which the model's inference name is that of ``step``."""
-        await self._serve(model, step)
+        name = f"{model.name}@{step}"
+        self._leases[name] += 1  # before it is loaded, for no update to unload it
         token = _pinned.set({**(_pinned.get() or {}), model.name: step})
         try:
+            await self._serve(model, step)
             yield
         finally:
             _pinned.reset(token)
+            self._leases[name] -= 1
 
     async def close(self) -> None:
         """Stop serving."""
@@ -232,6 +237,13 @@ class Backend:
 
     async def _serve(self, model: ArtModel, step: int) -> None:
         await self._engine.load(f"{model.name}@{step}", self._source(model, step), step)
+
+    async def _serve_next(self, model: ArtModel, step: int) -> None:
+        """Serve a new step. Earlier ones that nobody leased leave memory."""
+        await self._serve(model, step)
+        for earlier in {0, *self._steps(model)} - {step}:
+            if not self._leases[name := f"{model.name}@{earlier}"]:
+                self._engine.unload(name)
 
     def _row(
         self,

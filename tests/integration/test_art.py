@@ -120,7 +120,10 @@ async def test_a_script_for_art_trains_serves_resumes(base: Path, tmp_path: Path
             len(item.logprobs.content) for t in group for item in t.messages_and_choices[2::2]
         )
     assert names == ["agent@1", "agent@2"]
-    answers = [await say(model, name) for name in ("agent@0", *names)]
+    answers = []
+    for step in range(3):
+        async with backend.adapter_lease(model, step):  # loads it again
+            answers.append(await say(model, f"agent@{step}"))
     assert len(set(answers)) == 3
     await close(model, backend)
     assert len((tmp_path / "demo/models/agent/history.jsonl").read_text().splitlines()) == 2
