@@ -1,8 +1,9 @@
 """A winner that plays worse on the frozen suite than the best policy of the line is refused."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -89,3 +90,28 @@ def test_losses_and_malformed_replies_add_up(own: PlayerResult, problem: str | N
     line = {0: result(0), 1: result(300, 0.02), 2: result(290, 0.04)}
     found = compared(own, line, STARTER, "digest").problem
     assert found is None if problem is None else found is not None and problem in found
+
+
+def replying(worlds: int, malformed: float, seed: int) -> PlayerResult:
+    """A player of five replies a world, each malformed with the same probability."""
+    shares = np.random.default_rng(seed).binomial(5, malformed, worlds) / 5
+    whole = result(0, float(shares.mean()))
+    return replace(whole, pnl=(0.0,) * worlds, malformed_shares=tuple(shares.tolist()))
+
+
+@pytest.mark.parametrize("worlds", [32, 256])
+def test_the_luckiest_of_a_long_line_vetoes_no_equal_policy(worlds: int) -> None:
+    line = {seed: replying(worlds, 0.06, seed) for seed in range(200)}
+
+    def vetoed(malformed: float) -> int:
+        tried = (replying(worlds, malformed, 200 + seed) for seed in range(40))
+        return sum(compared(own, line, STARTER, "digest").problem is not None for own in tried)
+
+    assert vetoed(0.06) <= 2
+    assert vetoed(0.11) >= 30 or worlds == 32
+
+
+def test_results_of_earlier_versions_are_read() -> None:
+    stored = asdict(result(0, 0.02))
+    del stored["malformed_shares"]
+    assert msgspec.convert(stored, PlayerResult) == result(0, 0.02)

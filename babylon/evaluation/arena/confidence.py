@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 ALPHA = 0.05  # both sides together
-_Z = NormalDist().inv_cdf(1 - ALPHA / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,18 @@ class Interval:
         return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
-def mean_interval(values: ArrayLike) -> Interval:
-    """Return the normal interval of a mean: for a single look at dozens of values or more."""
+def mean_interval(values: ArrayLike, means: int = 1) -> Interval:
+    """Return the normal interval of a mean: for a single look at dozens of values or more.
+
+    ``means``: number of means of which this one was chosen. They share the error (Bonferroni).
+    """
     array = np.asarray(values, float)
-    return _around(array, _Z / math.sqrt(len(array)))
+    return _around(array, NormalDist().inv_cdf(1 - ALPHA / 2 / means) / math.sqrt(len(array)))
 
 
-def paired_difference(before: ArrayLike, after: ArrayLike) -> Interval:
+def paired_difference(before: ArrayLike, after: ArrayLike, means: int = 1) -> Interval:
     """Return the interval of the mean of ``after - before``, for a single look."""
-    return mean_interval(np.subtract(after, before))
+    return mean_interval(np.subtract(after, before), means)
 
 
 def paired_sequence(before: ArrayLike, after: ArrayLike, budget: int) -> Interval:

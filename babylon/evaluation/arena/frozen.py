@@ -8,7 +8,9 @@ plays a suite once. Under other rules the fleet needs other play, so they have a
 results with other numbers of seats in a market are results of their own.
 
 The best of many results is a lucky one. A challenger is vetoed only if it is surely more than
-``MAX_FORGOTTEN`` below it.
+``MAX_FORGOTTEN`` below it, or if its share of malformed replies is surely more than
+``MAX_EXTRA_MALFORMED`` above the lowest. The longer the line, the luckier is the lowest share, and
+the surer this must be.
 """
 
 import asyncio
@@ -81,17 +83,20 @@ def compared(
     best = max(others, key=lambda version: others[version].mean_pnl.mean)
     difference = paired_difference(others[best].pnl, own.pnl)
     allowed = MAX_FORGOTTEN * rules.start_balance
-    fewest = min(result.malformed for result in others.values())
+    fewest = min(others.values(), key=lambda result: result.malformed)
+    # the lowest of many noisy shares is a lucky one, so all of them share the error
+    rise = paired_difference(_shares(fewest), _shares(own), means=len(others))
     problem = None
     if difference.high < -allowed:
         problem = (
             f"on the frozen suite its P&L difference to policy {best} is {difference};"
             f" the limit is ${allowed:.0f} less"
         )
-    elif own.malformed > fewest + MAX_EXTRA_MALFORMED:
+    elif rise.low > MAX_EXTRA_MALFORMED:
         problem = (
             f"on the frozen suite malformed replies are {own.malformed:.1%}, of an earlier policy"
-            f" {fewest:.1%}; the limit is {MAX_EXTRA_MALFORMED:.0%} more"
+            f" {fewest.malformed:.1%}, so they rose by {rise.low:.1%} at least; the limit is"
+            f" {MAX_EXTRA_MALFORMED:.0%} more"
         )
     return Frozen(
         suite_digest=suite,
@@ -104,6 +109,11 @@ def compared(
         difference_high=difference.high,
         problem=problem,
     )
+
+
+def _shares(result: PlayerResult) -> tuple[float, ...]:
+    """Malformed replies by world. An earlier version stored their mean alone."""
+    return result.malformed_shares or (result.malformed,) * len(result.pnl)
 
 
 def withheld(verdict: Verdict, check: Frozen) -> Verdict:

@@ -214,6 +214,7 @@ class PlayerResult:
     """A player's P&L by scenario in simulator dollars, and the means of its other figures.
 
     ``equity`` ``[ticks + 1]``: mean profit so far, before each tick and after settlement.
+    ``malformed_shares`` by scenario: results that earlier versions stored have none.
     """
 
     pnl: tuple[float, ...]
@@ -221,6 +222,7 @@ class PlayerResult:
     win_rate: float
     malformed: float
     drawdown: float
+    malformed_shares: tuple[float, ...] = ()
 
     @property
     def mean_pnl(self) -> Interval:
@@ -235,6 +237,7 @@ def result_of(plays: Plays) -> PlayerResult:
         win_rate=float(plays.win_rate.mean()),
         malformed=float(plays.malformed.mean()),
         drawdown=float(plays.drawdown.mean()),
+        malformed_shares=tuple(plays.malformed.round(4).tolist()),
     )
 
 
