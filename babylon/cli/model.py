@@ -182,7 +182,8 @@ def export(
     policy = with_store(settings, get_policy, version)
     if policy.removed_at is not None:
         raise ConfigError(f"the checkpoint of policy {version} is gone: export a newer policy")
-    write_whole(fetch_checkpoint(settings.home, policy.uri), target)
+    base = fetch_checkpoint(settings.home, with_store(settings, get_policy, 0).uri)
+    write_whole(fetch_checkpoint(settings.home, policy.uri), base, target)
     gguf = write_gguf(target, target / "model.gguf")
     show_values({"model": str(target.resolve()), "gguf": gguf and str(gguf)}, json)
 

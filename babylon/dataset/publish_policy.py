@@ -19,7 +19,7 @@ from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.model_card import base_name, base_of, model_card
-from babylon.policies.checkpoint_files import ADAPTER_CONFIG, PUBLIC_SUFFIXES, adapter_base
+from babylon.policies.checkpoint_files import ADAPTER_CONFIG, PUBLIC_SUFFIXES
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store import Store
 from babylon.store.learning import LinePolicy, policy_line
@@ -68,8 +68,9 @@ async def publish_policy(
     if policy.policy_version in await published_policies(store, repository):
         return None
     line = _ancestors(await policy_line(store), policy.policy_version)
+    base = (await get_policy(store, 0)).uri
     with tempfile.TemporaryDirectory(prefix="publish-", dir=home.root) as directory:
-        files = await asyncio.to_thread(_files, policy, publish, line, Path(directory))
+        files = await asyncio.to_thread(_files, policy, base, publish, line, home, Path(directory))
         made = PublishedPolicy(
             repository=repository,
             policy_version=policy.policy_version,
@@ -151,16 +152,20 @@ def _ancestors(policies: Sequence[LinePolicy], version: int) -> list[LinePolicy]
 
 
 def _files(
-    policy: Policy, publish: PublishSettings, line: Sequence[LinePolicy], directory: Path
+    policy: Policy,
+    base: str,
+    publish: PublishSettings,
+    line: Sequence[LinePolicy],
+    home: Home,
+    directory: Path,
 ) -> dict[str, Path | bytes]:
     """Return path in the repository → content: weights, tokenizer, gguf if it can be, and card."""
     from babylon.policies.whole_weights import write_gguf, write_whole
 
-    # A full model is whole already; anything else in its directory is the trainer's.
     source = Path(policy.uri)
-    if publish.models_as == "merged" and adapter_base(policy.uri):
+    if publish.models_as == "merged":
         source = directory / "whole"
-        write_whole(policy.uri, source)
+        write_whole(policy.uri, fetch_checkpoint(home, base), source)
     files: dict[str, Path | bytes] = {
         path.name: path
         for path in sorted(source.iterdir())

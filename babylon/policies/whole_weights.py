@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 
+from babylon.core.errors import ModelError
 from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.load import load_policy
 
@@ -15,19 +16,31 @@ log = logging.getLogger(__name__)
 CONVERTER = "convert_hf_to_gguf.py"  # llama.cpp's; it is not on the package index
 
 
-def write_whole(uri: str, directory: Path) -> None:
-    """Write the merged weights and the tokenizer, in the base model's own precision.
+def write_whole(uri: str, base: str, directory: Path) -> None:
+    """Write the merged weights and the tokenizer, in the precision of the line's ``base`` model.
+
+    A full checkpoint holds the trainer's fp32 master weights, twice the base's bytes.
 
     Raises:
-        ModelError: no policy loads from ``uri``.
+        ModelError: no policy loads from ``uri``, or the base has no configuration.
     """
     model, tokenizer = load_policy(uri, device="cpu")  # the GPU may be an engine's
-    # The base may be a model of the hub, whose configuration was loaded with it.
-    kind = AutoConfig.from_pretrained(adapter_base(uri) or uri).dtype
+    kind = _precision(adapter_base(uri) or adapter_base(base) or base)
     if kind is not None:
         torch.nn.Module.to(model, kind)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+def _precision(base: str) -> torch.dtype | None:
+    try:
+        kind: torch.dtype | None = AutoConfig.from_pretrained(base).dtype
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"the base model {base} has no configuration that can be read, so the precision of the"
+            f" weights is unknown: bring it back ({type(error).__name__})"
+        ) from error
+    return kind
 
 
 def write_gguf(source: Path, target: Path) -> Path | None:

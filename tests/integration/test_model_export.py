@@ -1,4 +1,4 @@
-"""``babylon model export``: an adapter's whole weights, as other programs load them."""
+"""``babylon model export``: a policy's whole weights, as other programs load them."""
 
 import asyncio
 from pathlib import Path
@@ -8,9 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from babylon.core.settings_loading import load_settings
+from babylon.core.windows import parse_window_id
 from babylon.policies.load import load_policy
 from babylon.store import open_store
-from babylon.store.policies import ensure_base
+from babylon.store.policies import commit_policy, ensure_base
+from babylon.store.windows import claim_window
 from tests.integration.test_checks import adapter
 from tests.integration.test_traces_cli import Capture, run
 from tests.tiny_policy import tiny_model, tiny_tokenizer
@@ -32,6 +34,30 @@ def adapted(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     asyncio.run(register())
     return path
+
+
+def test_a_full_checkpoint_gets_the_precision_of_the_base_again(
+    adapted: Path, tmp_path: Path
+) -> None:
+    masters, target = tmp_path / "masters", tmp_path / "whole"
+    tiny_model(1).save_pretrained(masters)
+    tiny_tokenizer().save_pretrained(masters)
+
+    async def register() -> None:
+        async with open_store(load_settings()) as store:
+            claim = await claim_window(
+                store, parse_window_id("2025-11-14T09:00"), owner="test", lease_s=60
+            )
+            await commit_policy(
+                store, claim, parent_version=0, kind="full", uri=str(masters),
+                base_model="adapted", batch_id="b", trajectory_ids=[], metrics={},
+            )  # fmt: skip
+
+    asyncio.run(register())
+    assert run("model", "export", "1", str(target)) == 0
+    whole = AutoModelForCausalLM.from_pretrained(target)
+    assert whole.dtype == torch.bfloat16
+    assert torch.equal(whole.lm_head.weight, tiny_model(1).lm_head.weight.bfloat16())
 
 
 def test_the_weights_are_merged_and_have_the_bases_precision(

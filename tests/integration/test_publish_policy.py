@@ -96,6 +96,27 @@ async def test_a_promoted_policy_is_one_commit_and_loads_as_it_was_validated(
     assert str(models.home.root).encode() not in texts
 
 
+async def test_full_weights_are_published_in_the_precision_of_the_base(
+    store: Store, models: Settings, hub: HubState, tmp_path: Path
+) -> None:
+    base = await promoted(store, models)
+    masters = models.home.checkpoints / "masters"
+    for path, dtype in ((base, torch.bfloat16), (masters, torch.float32)):
+        tiny_model(1).to(dtype).save_pretrained(path)
+        tiny_tokenizer().save_pretrained(path)
+    claim = await claim_window(store, parse_window_id("2025-11-14T10:00"), owner="t", lease_s=60)
+    await commit_policy(
+        store, claim, parent_version=0, kind="full", uri=str(masters), base_model=str(base),
+        batch_id="b2", trajectory_ids=[], metrics={},
+    )  # fmt: skip
+    await serve(store, 2)
+    assert await push(store, models)
+    fetched = snapshot_download(
+        "owner/trader", endpoint=hub.url, token=TOKEN, local_dir=tmp_path / "fetched"
+    )
+    assert AutoModelForCausalLM.from_pretrained(fetched).dtype == torch.bfloat16
+
+
 def settings_uri(settings: Settings) -> str:
     return str(settings.home.checkpoints / "one")
 
