@@ -95,9 +95,7 @@ def train(
 def demo(
     windows: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Windows. Default: 7; 3 with --rules hour; 4 with --live."
-        ),
+        typer.Option(min=1, metavar="N", help="Windows. Default: 7; 3 of the hour; 4 live."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of market, model and training.")] = None,
     rules: o.GameRules = o.Preset.STARTER,

@@ -421,8 +421,7 @@ def _unpublished(
     Exports and replays read them. With each file comes the function that leaves the names out, and
     with all of them the files that cannot be read.
     """
-    found: list[tuple[str, Keep]] = []
-    damaged = []
+    found, damaged = list[tuple[str, Keep]](), list[str]()
     gone, plays = set(trajectories), Plays()
     for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
         for source in sorted((home.datasets / config).glob("*/*.parquet")):

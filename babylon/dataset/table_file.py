@@ -72,8 +72,7 @@ def write_table(home: Home, name: TableName, portions: Iterable[list[dict[str, A
         "schema_version": SCHEMA_VERSION,
     }
     make_home(home.root)
-    directory = home.datasets / name.folder
-    directory.mkdir(parents=True, exist_ok=True)
+    (directory := home.datasets / name.folder).mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{name.stem}-{uuid.uuid4().hex}.tmp"
     rows = 0
     try:

@@ -5,7 +5,7 @@ Traces carry no ground truth: no ``gameKnowledge``, no outcomes, no verdicts on 
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from babylon.quality.decode import without_unread
 from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
-from babylon.store.published import read_withheld
+from babylon.store.published import Withheld, read_withheld
 from babylon.store.session import in_batches
 
 log = logging.getLogger(__name__)
@@ -172,11 +172,7 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                 calls = await _by_trajectory(own, _CALLS, ids)
             for record in records:
                 name = record["trajectoryId"]
-                scenario = record["scenarioId"] or record["windowId"]
-                if withheld.covers(record["agentId"], name) or any(
-                    one in withheld.agents or (scenario, one) in absent
-                    for one in _players(record["stepsJson"])
-                ):
+                if _is_down(record, withheld, absent):
                     continue
                 try:
                     trace = _trace(record, logs[name], calls[name])
@@ -184,6 +180,16 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
                     log.warning("left out: trajectory %s: %s", name, reason_of(error))
                     continue
                 yield trace
+
+
+def _is_down(
+    record: asyncpg.Record, withheld: Withheld, absent: Container[tuple[str, str]]
+) -> bool:
+    """Return True if the play, or one that shared its market, was taken down."""
+    scenario = record["scenarioId"] or record["windowId"]
+    return withheld.covers(record["agentId"], record["trajectoryId"]) or any(
+        one in withheld.agents or (scenario, one) in absent for one in _players(record["stepsJson"])
+    )
 
 
 class _SeenState(msgspec.Struct):

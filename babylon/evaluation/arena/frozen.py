@@ -86,15 +86,13 @@ def compared(
     fewest = min(others.values(), key=lambda result: result.malformed)
     # the lowest of many noisy shares is a lucky one, so all of them share the error
     rise = paired_difference(_shares(fewest), _shares(own), means=len(others))
-    problem = None
+    problem, where = None, "on the frozen suite"
     if difference.high < -allowed:
-        problem = (
-            f"on the frozen suite its P&L difference to policy {best} is {difference};"
-            f" the limit is ${allowed:.0f} less"
-        )
+        problem = f"{where} its P&L difference to policy {best} is {difference}"
+        problem += f"; the limit is ${allowed:.0f} less"
     elif rise.low > MAX_EXTRA_MALFORMED:
         problem = (
-            f"on the frozen suite malformed replies are {own.malformed:.1%}, of an earlier policy"
+            f"{where} malformed replies are {own.malformed:.1%}, of an earlier policy"
             f" {fewest.malformed:.1%}, so they rose by {rise.low:.1%} at least; the limit is"
             f" {MAX_EXTRA_MALFORMED:.0%} more"
         )

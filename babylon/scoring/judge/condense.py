@@ -373,13 +373,7 @@ def _step_text(
     did, said = [name, parameters, *asked], words
     if _is_reply(action):
         did, said = [*did, *words], []
-    failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
-    outcome = action.get("result")
-    told = outcome
-    if isinstance(outcome, dict):  # ``executed=true`` only confirms the success
-        told = {key: value for key, value in outcome.items() if value is not True}
-    verdict = _verdict(action)
-    result = " ".join(filter(None, [failed, _compact(told), verdict]))
+    outcome, verdict = action.get("result"), _verdict(action)
     pnl = outcome.get("pnl") if isinstance(outcome, dict) else None
     gain = float(pnl) if isinstance(pnl, int | float) else 0.0
     return StepText(
@@ -388,11 +382,19 @@ def _step_text(
         heard=tuple(line for line, answers in new.items() if answers),
         said=tuple(said),
         did=" ".join(filter(None, dict.fromkeys(did))),
-        result=result,
+        result=" ".join(filter(None, [_result(action), verdict])),
         verdict=verdict,
         action=name,
-        weight=(float(name == "HOLD" or bool(failed)), -abs(gain)),
+        weight=(float(name == "HOLD" or not action.get("success")), -abs(gain)),
     )
+
+
+def _result(action: RecordedStep) -> str:
+    failed = "" if action.get("success") else f"failed: {action.get('error') or 'no reason given'}"
+    told = action.get("result")
+    if isinstance(told, dict):  # ``executed=true`` only confirms the success
+        told = {key: value for key, value in told.items() if value is not True}
+    return f"{failed} {_compact(told)}".strip()
 
 
 def step_number(step: RecordedStep, index: int) -> int:
