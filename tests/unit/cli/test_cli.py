@@ -220,7 +220,7 @@ def test_a_home_where_no_directory_can_be_made_is_one_clear_line(
         monkeypatch.setenv(name, str(port) if "PORT" in name else f"http://localhost:{port}")
     assert exit_code(command) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: cannot make the directory /proc/no-such-process/")
+    assert captured.err.startswith("error: cannot make the directory /proc/no-such-process")
     assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
 
 
