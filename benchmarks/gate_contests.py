@@ -21,6 +21,7 @@ BETTER = 1.1
 WORSE = (0.99, 0.9)
 SEATS = 8
 RUIN = -3.0  # dollars: true difference of the skewed traders
+WON, WINS, LOST = 1000.0, 0.02, 2.0  # dollars won in a share of the worlds, else lost
 CROWDED = Rules(news_reliability=0.65)  # alone, following the news pays; among eight it does not
 CROWD_CHAMPION = 0.3  # its share
 Draw = Callable[[Floats, np.random.Generator], Floats]
@@ -125,6 +126,8 @@ def contests(worlds: list[Scenario], seed: int) -> Iterator[Contest]:
                 challenger=play(scripted(trader(share), draws_seed), worlds),
                 better=ratio > 1,
             )
+    rare = WON * WINS - LOST * (1 - WINS)
+    yield replace(same, name="wins $1000 in 2.0%, loses $2", added=_wins, truth=rare, better=True)
 
 
 def shares_of(worlds: list[Scenario], targets: Sequence[float], seed: int) -> list[float]:
@@ -151,6 +154,10 @@ def _rare(share: float) -> Draw:
         return np.where(random.random(len(pnl)) < share, -1000.0, 1000.0 * share / (1 - share))
 
     return added
+
+
+def _wins(pnl: Floats, random: np.random.Generator) -> Floats:
+    return np.where(random.random(len(pnl)) < WINS, WON, -LOST)
 
 
 def _skewed(champion: Plays, worlds: list[Scenario]) -> Iterator[Contest]:

@@ -118,7 +118,7 @@ def can_reach(differences: Differences, budget: int) -> bool:
 
     False: not even if the mean of the rest is at the 99th percentile, given the first t
     (stochastic curtailment, Lan, Simon, Halperin 1982), and the rest has the rare gains that t
-    differences miss once in a hundred times (``held_out``). Stopping early never promotes.
+    differences miss once in a hundred times (the rule of three). Stopping early never promotes.
     """
     values = differences.values
     t = len(values)
