@@ -216,7 +216,7 @@ async def test_evidence_of_the_last_windows_alone_proves_nothing(
         wrong = [CanaryResult(kind="better", value=-1.0)] * 20
         by = rows[-1].by  # the panel's opinion is stored last
         long_ago = WindowValidity(
-            window_id="2025-01-01T00:00", by=by, groups=(), canaries=wrong, log_e=(-50.0,) * 3
+            window_id="2025-01-01T00:00", by=by, groups=(), canaries=wrong, log_e=(-200.0,) * 3
         )
         await store_validity(store, long_ago)
         with pytest.raises(UnprovenJudgeError):
