@@ -10,7 +10,7 @@ import msgspec
 
 JsonObject: TypeAlias = dict[str, object]
 Message: TypeAlias = dict[str, object]
-_SWITCHES = 60  # characters: "{'enable_thinking': False, 'thinking_budget': 1024}" has 51
+_LONGEST_WORD = 16  # characters: "medium" is a setting, a name with its address is not
 """One chat message as it was sent: OpenAI's JSON object. Its content may be text, a list of parts,
 or null beside tool calls."""
 
@@ -116,13 +116,21 @@ class SentParameters(msgspec.Struct, frozen=True):
     documents: object = None
     chat_template: object = None
     chat_template_kwargs: object = None
+    reasoning_effort: object = None
     include_reasoning: object = None
 
     @property
     def hides_text(self) -> bool:
         """True if token ids hold text that messages, tools and answer do not show.
 
-        Variables of the template count if they are longer than a few switches.
+        Variables of the template count unless they are numbers, truth values and single words.
         """
-        long = len(str(self.chat_template_kwargs or "")) > _SWITCHES
-        return bool(self.documents or self.chat_template or long or self.include_reasoning is False)
+        given = self.chat_template_kwargs or {}
+        variables = [*given.values(), self.reasoning_effort] if isinstance(given, dict) else [given]
+        said = not all(map(_is_switch, variables))
+        return bool(self.documents or self.chat_template or said or self.include_reasoning is False)
+
+
+def _is_switch(value: object) -> bool:
+    word = isinstance(value, str) and value.isalpha() and len(value) <= _LONGEST_WORD
+    return word or value is None or isinstance(value, bool | int | float)

@@ -381,7 +381,7 @@ def _step_text(
         saw=tuple(line for line, answers in new.items() if not answers),
         heard=tuple(line for line, answers in new.items() if answers),
         said=tuple(said),
-        did=" ".join(filter(None, dict.fromkeys(did))),
+        did=" ".join(filter(None, did)),
         result=" ".join(filter(None, [_result(action), verdict])),
         verdict=verdict,
         action=name,

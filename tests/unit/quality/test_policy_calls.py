@@ -96,7 +96,10 @@ def test_a_call_without_id_shows_all_that_its_tokens_stand_for():
     [
         ({"documents": [{"text": "mail bob"}]}, True),
         ({"chat_template": "mail bob"}, True),
-        ({"chat_template_kwargs": {"facts": "mail bob@example.com " * 4}}, True),
+        ({"chat_template_kwargs": {"to": "bob@a.io"}}, True),
+        ({"chat_template_kwargs": {"facts": ["bob"]}}, True),
+        ({"reasoning_effort": "bob@a.io"}, True),
+        ({"chat_template_kwargs": {"thinking_budget": 9}, "reasoning_effort": "high"}, False),
         ({"include_reasoning": False}, True),
         ({"chat_template_kwargs": {"enable_thinking": False}, "include_reasoning": True}, False),
         ({"temperature": 1.0}, False),
