@@ -114,7 +114,7 @@ def _refusal(status: int, message: str) -> web.Response:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-m", required=True, choices=["vllm.entrypoints.openai.api_server"])
-    for name in ("--model", "--served-model-name", "--host"):
+    for name in ("--model", "--served-model-name", "--host", "--allowed-media-domains"):
         parser.add_argument(name, required=True)
     parser.add_argument("--middleware", required=True, choices=["babylon_guard.NeedsKey"])
     parser.add_argument("--logprobs-mode", required=True, choices=["processed_logprobs"])

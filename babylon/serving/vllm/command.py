@@ -21,6 +21,7 @@ from babylon.serving.vllm.process_group import environment_of_others
 # memory also the rollback target and proposals.
 _MAX_LORAS, _MAX_CPU_LORAS = 4, 8
 _PORTS = 100  # above ENGINE_PORT
+_NO_DOMAIN = "none.invalid"  # of RFC 2606: no such host exists
 _CAUSE = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.M)
 
 _LOOK = """
@@ -113,7 +114,9 @@ def vllm_service(
     keeps the model's own sampling defaults out of requests. Tool calls are parsed as Qwen writes
     them, and never forced: by default vLLM would constrain the sampling of a request with tools.
     ``--enable-mixed-moe-lora-format`` lets every mixture have adapters as training writes them.
-    ``turns``: full models of the shape of ``base`` take turns on it. ``cpu``: as ``is_cpu_build``.
+    ``--allowed-media-domains`` keeps a client from making vLLM fetch addresses of the server's
+    network as images: it reads those that the request itself holds. ``turns``: full models of the
+    shape of ``base`` take turns on it. ``cpu``: as ``is_cpu_build``.
     """
     assert serving.vllm_python is not None  # require_vllm came first
     command = [
@@ -130,6 +133,7 @@ def vllm_service(
         "--enable-mixed-moe-lora-format",
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *("--allowed-media-domains", _NO_DOMAIN),
         *(("--no-enable-chunked-prefill",) if cpu else ()),
         *extra_arguments(serving.vllm_args),
     ]
