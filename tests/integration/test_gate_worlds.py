@@ -91,6 +91,19 @@ async def test_a_preset_is_played_only_if_asked_for(store: Store) -> None:
     assert await gate_worlds(store, "2025-11-14T09:00", "seed", FLEET) is None
 
 
+async def test_a_row_without_a_window_id_costs_only_itself(
+    store: Store, settings: Settings
+) -> None:
+    await played(store, settings, 8, STARTER)
+    window = await played(store, settings, 9, STARTER)
+    await store.pool.execute(
+        'UPDATE trajectories SET "windowId" = NULL, "scenarioId" = NULL'
+        ' WHERE "trajectoryId" = (SELECT min("trajectoryId") FROM trajectories)'
+    )
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and worlds.batches[0].source == "recorded"
+
+
 async def test_no_world_of_the_trained_time_is_played_after_a_change_of_the_windows_length(
     store: Store, settings: Settings
 ) -> None:

@@ -28,20 +28,22 @@ _WINDOWS = """
     SELECT DISTINCT "windowId" FROM trajectories
     WHERE starts_with("windowId", $1) ORDER BY "windowId"
 """
-_SELECT = """
-    SELECT "trajectoryId" AS trajectory_id, "agentId" AS agent_id, "windowId" AS window_id,
-        coalesce("scenarioId", "windowId") AS scenario_id,
+_SCENARIO = 'coalesce("scenarioId", "windowId", $1::text)'
+_SELECT = f"""
+    SELECT "trajectoryId" AS trajectory_id, "agentId" AS agent_id,
+        coalesce("windowId", $1::text) AS window_id,
+        {_SCENARIO} AS scenario_id,
         "finalPnL"::float8 AS final_pnl_usd, "stepsJson"::text AS steps_json,
         "metadataJson"::text AS metadata_json
     FROM trajectories
 """
-_ORDER = 'ORDER BY coalesce("scenarioId", "windowId") COLLATE "C", "trajectoryId" COLLATE "C"'
+_ORDER = f'ORDER BY {_SCENARIO} COLLATE "C", "trajectoryId" COLLATE "C"'
 _ROWS = f'{_SELECT} WHERE "windowId" = $1 {_ORDER}'
 _PLAYED = f"""{_SELECT}
-    WHERE "startTime" >= $1::timestamptz AT TIME ZONE 'UTC'
-      AND "startTime" < $2::timestamptz AT TIME ZONE 'UTC'
-      AND NOT "startTime" <@ $3::text::tsmultirange
-    {_ORDER} LIMIT $4
+    WHERE "startTime" >= $2::timestamptz AT TIME ZONE 'UTC'
+      AND "startTime" < $3::timestamptz AT TIME ZONE 'UTC'
+      AND NOT "startTime" <@ $4::text::tsmultirange
+    {_ORDER} LIMIT $5
 """
 _OUTCOMES = """
     SELECT "stockTicker", "startPrice"::float8, "endPrice"::float8, "predictionMarketId", outcome
@@ -111,11 +113,12 @@ async def played_rows(
 ) -> list[RecordedRow | Skipped]:
     """Return at most ``most`` rows that started in the window, whatever id they carry, by scenario.
 
-    Rows that started in a window of ``apart_from`` are left out. The rows have no outcomes.
+    Rows that started in a window of ``apart_from`` are left out. The rows have no outcomes. Those
+    without an id get that of the window.
     """
     times = (f'["{one.start:{_TIME}}","{one.end:{_TIME}}")' for one in apart_from)
     apart = f"{{{','.join(times)}}}"
-    return await _rows(store, (), _PLAYED, window.start, window.end, apart, most)
+    return await _rows(store, (), _PLAYED, window.id, window.start, window.end, apart, most)
 
 
 async def _rows(
