@@ -118,7 +118,8 @@ class Core:
     def _liquidate(self) -> None:
         """Close positions whose price has reached the limit; the exchange keeps the margin."""
         ledger = self.ledger
-        hit = np.nonzero(SIGN * (self.price[:, None, :, None] - ledger.limit) <= 0.0)
+        left = perps.headroom(self.price[:, None, :, None], ledger.limit, SIGN)
+        hit = np.nonzero(left <= perps.LIQUIDATED)
         if len(hit[0]):
             np.add.at(ledger.exchange, hit[0], ledger.margin[hit])
             ledger.clear_positions(hit)

@@ -145,6 +145,19 @@ def one_order(kind: OrderKind, target: int, amount: float, leverage: float = 1.0
     )
 
 
+def test_a_position_is_liquidated_at_the_cent_that_rounding_misses() -> None:
+    """The limit of a short of ten times its margin from $50 is $54.50000000000001."""
+    scenario = quiet_world(perps=[perp(50.0, 54.5, 50.0)], ticks=2)
+    core, market = Core(from_scenarios([scenario]), 1), make_market(scenario)
+    core.start(core.rows, core.rows)
+    market.join("t")
+    order = one_order(OrderKind.OPEN_SHORT, 0, 100.0, 10.0)
+    core.step(order)
+    market.step({"t": to_decision(order, 0, scenario)})
+    assert not market.accounts["t"].positions
+    assert_same_state(core, 0, market, ["t"])
+
+
 def test_rows_may_be_at_different_ticks() -> None:
     """The second row is started anew in the middle of a play; the first does not notice."""
     random = np.random.default_rng(0)
