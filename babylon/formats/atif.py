@@ -27,6 +27,7 @@ from babylon.core.llm_calls import (
     answer_message,
     content_text,
 )
+from babylon.formats.foreign_messages import decoded
 from babylon.formats.trace import (
     Document,
     ImportFileError,
@@ -387,19 +388,22 @@ def _reply(
 
 
 def _atif_tool_calls(calls: object) -> list[AtifToolCall] | None:
-    """Return OpenAI's tool calls as ATIF writes them. Arguments that are no object are left out."""
-    written = []
-    for call in calls if isinstance(calls, list | tuple) else ():
-        function = call.get("function") or {}
-        try:
-            arguments = msgspec.json.decode(function.get("arguments") or "{}", type=JsonObject)
-        except msgspec.DecodeError:
-            arguments = {}
-        name = str(function.get("name"))
-        written.append(
-            AtifToolCall(tool_call_id=str(call.get("id")), function_name=name, arguments=arguments)
-        )
+    """Return OpenAI's tool calls as ATIF writes them. Calls that are no object are left out."""
+    given = calls if isinstance(calls, list | tuple) else ()
+    written = [_atif_tool_call(call) for call in given if isinstance(call, dict)]
     return written or None
+
+
+def _atif_tool_call(call: JsonObject) -> AtifToolCall:
+    """Return a call; arguments that are no object, also none as JSON text, are left out."""
+    function = call.get("function")
+    named = function if isinstance(function, dict) else {}
+    arguments = decoded(named.get("arguments"))
+    return AtifToolCall(
+        tool_call_id=str(call.get("id")),
+        function_name=str(named.get("name")),
+        arguments=arguments if isinstance(arguments, dict) else {},
+    )
 
 
 def _with_action(extra: StepExtra, step: TraceStep) -> StepExtra:

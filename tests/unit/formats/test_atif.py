@@ -200,6 +200,24 @@ def test_a_conversation_with_tools_comes_back_and_is_written_once() -> None:
     assert back.steps[0].tokens == one.steps[0].tokens
 
 
+@pytest.mark.parametrize(
+    ("asked", "arguments"),
+    [
+        ({"function": {"name": "f", "arguments": {"a": 1}}}, {"a": 1}),  # as Ollama writes them
+        ({"function": {"name": "f", "arguments": '{"a":' * 2000 + "1" + "}" * 2000}}, {}),
+        ({"function": "f"}, {}),
+        ("f", None),
+    ],
+)
+def test_tool_calls_that_are_not_openai_s_come_back(asked: Any, arguments: Any) -> None:
+    said = {"role": "assistant", "content": "so", "tool_calls": [asked]}
+    one = trace(step(0, call("", messages=(message("user", "hi"), said))))
+    written = write_atif(one)
+    shown = written["steps"][1].get("tool_calls")
+    assert (shown and shown[0]["arguments"]) == arguments
+    assert read(written).steps[0].calls[0].prompt == one.steps[0].calls[0].prompt
+
+
 def test_a_conversation_that_begins_with_a_tool_s_result_keeps_it() -> None:
     first = call("hello", "", tool_calls=(tool_call("c1", "price", "{}"),))
     answered = {"role": "tool", "tool_call_id": "c1", "content": "101.5"}
