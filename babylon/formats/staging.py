@@ -212,16 +212,37 @@ class Staging:
     ) -> None:
         """Delete staged logs and tokens of these trajectories, each a place and an id.
 
-        They would join the calls of the stored trajectory.
+        They would join the calls of the stored trajectory. Those of a trace have its place, and
+        those of the game's rows lines of their own: they go if no trajectory of their id is left.
         """
+        places, names = zip(*trajectories, strict=True)
+        gone = await self._without_row(connection, places, names)
         for table, name in (("llm_call_logs", "trajectoryId"), ("babylon.calls", "trajectory_id")):
             if await self._is_staged(connection, table):
                 await connection.execute(
-                    f'DELETE FROM {self._staging(table)} WHERE ({_PLACE}, "{name}") IN'
+                    f'DELETE FROM {self._staging(table)} WHERE "{name}" = ANY($3::text[])'
+                    f' OR ({_PLACE}, "{name}") IN'
                     " (SELECT * FROM unnest($1::text[], $2::text[]))",
-                    *zip(*trajectories, strict=True),
+                    places,
+                    names,
+                    gone,
                     timeout=_INSERT_S,
                 )
+
+    async def _without_row(
+        self, connection: Connection, places: Sequence[str], names: Sequence[str]
+    ) -> list[str]:
+        """Return the ids whose staged trajectories are all among these."""
+        rows = await connection.fetch(
+            f'SELECT "trajectoryId" FROM {self._staging("trajectories")}'
+            ' WHERE "trajectoryId" = ANY($2::text[]) GROUP BY 1'
+            f' HAVING bool_and(({_PLACE}, "trajectoryId") IN'
+            " (SELECT * FROM unnest($1::text[], $2::text[])))",
+            places,
+            names,
+            timeout=_INSERT_S,
+        )
+        return [row[0] for row in rows]
 
     async def _is_staged(self, connection: Connection, table: str) -> bool:
         name = f"babylon.{self._name(table)}"

@@ -173,6 +173,20 @@ async def test_tokens_of_a_trajectory_that_is_left_out_are_left_out_too(
     assert (added["left_out"], await counts(store)) == (1, [1, 5, 4])
 
 
+async def test_logs_and_tokens_of_a_game_row_that_is_left_out_are_left_out_too(
+    store: Store, tmp_path: Path
+) -> None:
+    """The game goes on after a first export of its rows, and exports them again."""
+    longer = [step(i, call(f"tick {i}"), tokens={0: tokens()} if i else {}) for i in range(7)]
+    rows = [write_atif(trace(*longer)), write_atif(a_trace("t2"))]
+    await import_files(store, [write_lines(tmp_path / "longer.jsonl", *rows)])
+    await export_game(store, WINDOW, tmp_path / "game")
+    await store.pool.execute("TRUNCATE trajectories, llm_call_logs, babylon.calls")
+    await import_files(store, [write_lines(tmp_path / "in.jsonl", write_atif(a_trace()))])
+    added = await import_files(store, sorted((tmp_path / "game").iterdir()))
+    assert (added["left_out"], await counts(store)) == (1, [2, 10, 8])
+
+
 async def test_game_rows_keep_all_columns(store: Store, settings: Settings, tmp_path: Path) -> None:
     plan = FleetPlan(start=REAL.start.replace(hour=10), duration_min=6, agents=3, fleet_id="f")
     await run_fleet(store, settings, plan, "scripted")
