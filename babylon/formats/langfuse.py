@@ -56,7 +56,8 @@ def read_langfuse(
     rows = [row for document in documents for row in _rows(document)]
     observations = {row.text("id"): row for row in rows if "start_time" in row.value}
     generations = [row for row in observations.values() if row.value.get("type") == "GENERATION"]
-    feedback = _feedback(row for row in rows if "start_time" not in row.value)
+    scores = {row.text("id") or row.place: row for row in rows if "start_time" not in row.value}
+    feedback = _feedback(scores.values())
     calls = []
     for row in generations:
         try:
@@ -128,7 +129,7 @@ def _call(row: _Row, observations: dict[str, _Row]) -> CapturedCall:
             start,
             end,
         ),
-        part_of=tuple(filter(None, (trace, session))),
+        part_of=tuple(dict.fromkeys(filter(None, (trace, session)))),
     )
 
 

@@ -231,6 +231,18 @@ def generation(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
+def test_a_score_counts_once_with_its_last_value() -> None:
+    """An export that overlaps the one before it holds scores again, changed ones too."""
+    scores = [
+        {"id": score, "traceId": "t", "name": "good", "value": value}
+        for score, value in (("s1", 0.0), ("s2", 0.5), ("s1", 1.0))
+    ]
+    own = {"id": "s3", "observationId": "g", "traceId": "t", "name": "good", "value": 0.0}
+    rows = [generation(sessionId="t"), *scores, own]
+    (trace,) = read_langfuse(map(document, rows), "imported")
+    assert trace.steps[0].reward == 0.5
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
