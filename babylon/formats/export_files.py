@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -32,6 +33,7 @@ from babylon.formats.trace import (
     utc,
 )
 from babylon.quality.decode import without_unread
+from babylon.quality.row_checks import RecordedAnswer, read_or_none
 from babylon.store.calls import CALL_COLUMNS
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
@@ -45,6 +47,7 @@ _MALFORMED = (
     *(msgspec.MsgspecError, ImportFileError, RecursionError),
     *(AttributeError, KeyError, TypeError, ValueError, OverflowError),
 )
+_PROMPTS = ("system", "user")  # an empty result of a tool is a result
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
 _ACTION = ("actionType", "success", "parameters", "result", "error", "reasoning")
 # Parameters: the window's start and end; for market outcomes those of ``OF_WINDOW``.
@@ -167,9 +170,10 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
         place = (window.start, window.end)
         async for records in in_batches(connection, query, *place, size=_AT_A_TIME):
             ids = [record["trajectoryId"] for record in records]
+            agents = [record["agentId"] for record in records]
             logs = await _by_trajectory(connection, _LOGS, ids)
             async with store.pool.acquire() as own:
-                calls = await _by_trajectory(own, _CALLS, ids)
+                calls = await _by_trajectory(own, _CALLS, ids, agents)
             for record in records:
                 name = record["trajectoryId"]
                 if _is_down(record, withheld, absent):
@@ -213,41 +217,71 @@ _SEATS = """
     WHERE "trajectoryId" = ANY($1::text[])
 """
 _LOGS = """
-    SELECT "trajectoryId" AS trajectory_id, "callId" AS call_id, "messagesJson" AS messages_json,
-        "topP" AS top_p, "promptTokens" AS prompt_tokens, "completionTokens" AS completion_tokens
+    SELECT "trajectoryId" AS trajectory_id, "callId" AS call_id, response,
+        "messagesJson" AS messages_json, "topP" AS top_p, "promptTokens" AS prompt_tokens,
+        "completionTokens" AS completion_tokens
     FROM llm_call_logs WHERE "trajectoryId" = ANY($1::text[])
 """
+# A call that names another agent's trajectory is ignored, as in collecting.
 _CALLS = """
-    SELECT *, CASE WHEN NOT trainable OR logprobs && '{NaN,Infinity,-Infinity}'
+    SELECT c.*, CASE WHEN NOT trainable OR logprobs && '{NaN,Infinity,-Infinity}'
         THEN coalesce(untrainable_reason, 'a logprob is not finite') END AS untrainable
-    FROM babylon.calls WHERE trajectory_id = ANY($1::text[])
-    ORDER BY started_at, call_id COLLATE "C"
+    FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
+        JOIN babylon.calls c ON c.trajectory_id = t.trajectory_id
+            AND coalesce(c.agent_id, t.agent_id) = t.agent_id
+        LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id
+    WHERE coalesce(p.key_id = c.key_id, true)
+    ORDER BY c.started_at, c.call_id COLLATE "C"
 """
 
 
 async def _by_trajectory(
-    connection: Connection, query: str, ids: Sequence[str]
+    connection: Connection, query: str, *arguments: Sequence[str]
 ) -> defaultdict[str, list[asyncpg.Record]]:
     rows: defaultdict[str, list[asyncpg.Record]] = defaultdict(list)
-    for row in await connection.fetch(query, ids):
+    for row in await connection.fetch(query, *arguments):
         rows[row["trajectory_id"]].append(row)
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The rows that are joined to a trajectory's calls, as validation joins them.
+
+    ``logs`` are by call id. A gateway's row counts once: it is taken off ``named``, if a call names
+    its id, or off ``others``, which are in order of time.
+    """
+
+    logs: dict[str, asyncpg.Record]
+    named: dict[str, asyncpg.Record]
+    others: list[asyncpg.Record]
+
+    def take(self, call: LlmCall, step: int) -> asyncpg.Record | None:
+        """Take the row that the call names, else the first of its step that is equal."""
+        if (own := self.named.pop(str(call.call_id), None)) is not None:
+            return own
+        of_step = (one for one in self.others if one["step_number"] in (step, None))
+        found = next((one for one in of_step if _is_equal(one, call)), None)
+        if found is not None:
+            self.others.remove(found)
+        return found
 
 
 def _trace(
     record: asyncpg.Record, logs: list[asyncpg.Record], calls: list[asyncpg.Record]
 ) -> Trace:
     own = record["trajectoryId"]
-    by_id = {log["call_id"]: log for log in logs}
-    steps: list[TraceStep] = []
-    for step in msgspec.json.decode(record["stepsJson"]):
-        number = step.get("stepNumber", len(steps))
-        waiting = [call for call in calls if call["step_number"] in (number, None)]
-        steps.append(_step(step, own, number, by_id, waiting))
+    played = msgspec.json.decode(record["stepsJson"])
+    ids = {str(call.get("callId")) for step in played for call in step.get("llmCalls", ())}
+    records = _Records(
+        logs={log["call_id"]: log for log in logs},
+        named={call["call_id"]: call for call in calls if call["call_id"] in ids},
+        others=[call for call in calls if call["call_id"] not in ids],
+    )
     return Trace(
         trajectory_id=own,
         agent_id=record["agentId"],
-        steps=tuple(steps),
+        steps=tuple(_step(step, own, number, records) for number, step in enumerate(played)),
         window_id=record["windowId"],
         scenario_id=record["scenarioId"],
         start=utc(own, record["startTime"]),
@@ -258,19 +292,16 @@ def _trace(
     )
 
 
-def _step(
-    step: dict[str, Any],
-    own: str,
-    number: int,
-    logs: dict[str, asyncpg.Record],
-    waiting: list[asyncpg.Record],
-) -> TraceStep:
+def _step(step: dict[str, Any], own: str, place: int, records: _Records) -> TraceStep:
+    number = step.get("stepNumber", place)
     calls, tokens = [], {}
     for index, raw in enumerate(step.get("llmCalls", ())):
-        call = _call(raw, logs.get(f"{own}-call-{number}-{index}"))
+        call = _call(raw, f"{own}-call-{number}-{index}", records.logs)
+        if (found := records.take(call, number)) is not None:
+            call = _as_recorded(call, found)
+            if (sampled := _tokens(found)) is not None:
+                tokens[index] = sampled
         calls.append(call)
-        if (sampled := _tokens(call, waiting)) is not None:
-            tokens[index] = sampled
     state, action = step.get("environmentState", {}), step.get("action", {})
     return TraceStep(
         calls=tuple(calls),
@@ -289,7 +320,7 @@ def _time(milliseconds: Any) -> datetime | None:
     return None
 
 
-def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
+def _call(raw: dict[str, Any], own_id: str, logs: dict[str, asyncpg.Record]) -> LlmCall:
     needed = {"systemPrompt": "", "userPrompt": "", "temperature": 1.0, "purpose": "action"}
     known = {**needed, **raw}
     try:
@@ -297,7 +328,8 @@ def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
     except msgspec.ValidationError:
         without_unread([{"llmCalls": [known]}])
         call = msgspec.convert(known, LlmCall)
-    if log is None:
+    log = logs.get(str(call.call_id)) or logs.get(own_id)
+    if log is None or log["response"] != call.response:
         return call
     text = log["messages_json"]
     return replace(
@@ -309,23 +341,41 @@ def _call(raw: dict[str, Any], log: asyncpg.Record | None) -> LlmCall:
     )
 
 
-def _tokens(asked: LlmCall, waiting: list[asyncpg.Record]) -> Tokens | None:
-    """Take the gateway row of a call off ``waiting``: by its id, else the first that is equal.
+def _as_recorded(call: LlmCall, found: asyncpg.Record) -> LlmCall:
+    """Return the call as the gateway recorded it. The agent's own words about it do not count."""
+    answer = read_or_none(found["answer"], RecordedAnswer) or RecordedAnswer()
+    return replace(
+        call,
+        messages=read_or_none(found["messages"], tuple[Message, ...]) or call.messages,
+        response=found["response"],
+        tool_calls=answer.tool_calls or call.tool_calls,
+        reasoning=answer.reasoning or answer.reasoning_content or call.reasoning,
+        temperature=found["temperature"],
+        top_p=found["top_p"],
+    )
+
+
+def _tokens(found: asyncpg.Record) -> Tokens | None:
+    """Return the tokens of a gateway's row, None if they are unknown.
 
     Of a reply that must not be trained on, only the reason is kept.
     """
-    named = [call for call in waiting if call["call_id"] == asked.call_id]
-    found = named or [call for call in waiting if _is_equal(call, asked)]
-    if not found:
+    if (reason := found["untrainable"]) is not None:
+        return Tokens(policy_version=found["policy_version"], untrainable=reason)
+    sampled = len(found["completion_token_ids"])
+    if not (found["prompt_token_ids"] and 0 < sampled == len(found["logprobs"])):
         return None
-    waiting.remove(found[0])
-    if (reason := found[0]["untrainable"]) is not None:
-        return Tokens(policy_version=found[0]["policy_version"], untrainable=reason)
-    tools = msgspec.json.decode(found[0]["parameters"]).get("tools") or ()
-    return msgspec.convert({**found[0], "tools": tools}, Tokens)
+    tools = msgspec.json.decode(found["parameters"]).get("tools") or ()
+    return msgspec.convert({**found, "tools": tools}, Tokens)
 
 
-def _is_equal(call: asyncpg.Record, asked: LlmCall) -> bool:
-    said: object = msgspec.json.decode(call["messages"])  # of a completion, an object
-    answered: bool = call["response"] == (asked.response or "")
-    return answered and said == list(asked.prompt)
+def _is_equal(record: asyncpg.Record, call: LlmCall) -> bool:
+    if record["response"] != (call.response or ""):
+        return False
+    said = read_or_none(record["messages"], tuple[Message, ...])  # of a completion, None
+    return said is not None and _without_empty(said) == _without_empty(call.prompt)
+
+
+def _without_empty(messages: Iterable[Message]) -> list[Message]:
+    """Return the messages without empty prompts, which the game logs and does not send."""
+    return [one for one in messages if one.get("content") or one.get("role") not in _PROMPTS]

@@ -49,7 +49,7 @@ from babylon.store.calls import RecordedCall
 T = TypeVar("T")
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class RecordedAnswer(msgspec.Struct, frozen=True):
     """The parts of a recorded answer beside its text. Engines name the reasoning differently."""
 
     tool_calls: tuple[JsonObject, ...] = ()
@@ -57,7 +57,7 @@ class _Answer(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
 
 
-def _read(text: str | None, kind: type[T]) -> T | None:
+def read_or_none(text: str | None, kind: type[T]) -> T | None:
     """Decode JSON that nobody checked; ``None`` if it is missing, deep, or of another shape."""
     try:
         return None if text is None or is_deep(text) else msgspec.json.decode(text, type=kind)
@@ -144,8 +144,8 @@ def _with_tokens(call: Call, unread: dict[str, RecordedCall]) -> Call:
 
 def _joined(call: Call, record: RecordedCall) -> Call:
     """Return the call with what its token ids stand for, for readers and scrubbing too."""
-    answer = _read(record.answer, _Answer) or _Answer()
-    sent = _read(record.parameters, SentParameters) or SentParameters()
+    answer = read_or_none(record.answer, RecordedAnswer) or RecordedAnswer()
+    sent = read_or_none(record.parameters, SentParameters) or SentParameters()
     call = msgspec.structs.replace(
         call,
         tools=sent.tools or (),
@@ -169,7 +169,7 @@ def _joined(call: Call, record: RecordedCall) -> Call:
 
 
 def _messages(text: str) -> tuple[Message, ...] | None:
-    messages = _read(text, tuple[Message, ...])
+    messages = read_or_none(text, tuple[Message, ...])
     return messages and tuple(
         [one for one in messages if one.get("content") or one.get("role") not in _PROMPTS]
     )
