@@ -66,11 +66,12 @@ _GAME_FILES = {
     ' ORDER BY "callId" COLLATE "C"',
     "market_outcomes": f"SELECT o.* FROM market_outcomes o WHERE {OF_WINDOW}"
     ' ORDER BY id COLLATE "C"',
-    "calls": f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls"
-    f" WHERE trajectory_id IN ({_OF_WINDOW})"
-    ' ORDER BY call_id COLLATE "C"',
 }
-GAME_FILES = tuple(_GAME_FILES)
+# Our own schema may be in another database than the game's tables.
+_CALL_FILE = (
+    f"SELECT {', '.join(CALL_COLUMNS)} FROM babylon.calls"
+    ' WHERE trajectory_id = ANY($1::text[]) ORDER BY call_id COLLATE "C"'
+)
 _WRITERS: dict[Written, Callable[[Trace], Iterable[JsonObject]]] = {
     Written.ATIF: lambda trace: [write_atif(trace)],
     Written.CHAT: write_chat,
@@ -88,21 +89,32 @@ async def export_game(store: Store, window: Window, folder: Path) -> dict[str, i
     """
     await _require_trajectories(store, window)
     folder.mkdir(parents=True, exist_ok=True)
-    counts = dict.fromkeys(GAME_FILES, 0)
-    # One snapshot: a row that arrives meanwhile is in all files or in none.
+    counts: dict[str, int] = {}
+    place = (window.start, window.end)
+    # One snapshot: a row that arrives meanwhile is in all files of the game's or in none.
     async with (
         store.game.acquire() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         for table, rows in _GAME_FILES.items():
-            query = f"SELECT row_to_json(r)::text FROM ({rows}) r"
-            place = (window.start, window.end)
             arguments = (outcome_ids(window), window.id) if table == "market_outcomes" else place
-            with open_new(folder / f"{table}.jsonl") as file:
-                async for records in in_batches(connection, query, *arguments, size=_AT_A_TIME):
-                    file.writelines(record[0] + "\n" for record in records)
-                    counts[table] += len(records)
+            counts[table] = await _write_rows(connection, folder, table, rows, *arguments)
+        ids = [row[0] for row in await connection.fetch(_OF_WINDOW, *place)]
+    async with store.pool.acquire() as own, own.transaction(readonly=True):
+        counts["calls"] = await _write_rows(own, folder, "calls", _CALL_FILE, ids)
     return counts
+
+
+async def _write_rows(
+    connection: Connection, folder: Path, table: str, rows: str, *arguments: object
+) -> int:
+    """Write a table's file, and return the number of its lines."""
+    query, count = f"SELECT row_to_json(r)::text FROM ({rows}) r", 0
+    with open_new(folder / f"{table}.jsonl") as file:
+        async for records in in_batches(connection, query, *arguments, size=_AT_A_TIME):
+            file.writelines(record[0] + "\n" for record in records)
+            count += len(records)
+    return count
 
 
 async def export_traces(store: Store, window: Window, format: Written, path: Path) -> int:

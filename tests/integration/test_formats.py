@@ -5,6 +5,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -20,11 +21,13 @@ from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
-from babylon.store import Store
+from babylon.store import Store, open_store
 from babylon.store.published import withhold
 from tests.conftest import CAPTURED
+from tests.integration.experiments import world
 from tests.integration.game import WINDOW as REAL
 from tests.integration.game import insert_real_window
+from tests.integration.test_migrations import GAME
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.test_spans import chat, llm
 from tests.unit.formats.traces import NOON, call, step, tokens, trace, write_lines
@@ -171,6 +174,23 @@ async def test_tokens_of_a_trajectory_that_is_left_out_are_left_out_too(
     rows = [write_atif(a_trace()), write_atif(trace(*longer))]
     added = await import_files(store, [write_lines(tmp_path / "in.jsonl", *rows)])
     assert (added["left_out"], await counts(store)) == (1, [1, 5, 4])
+
+
+async def test_calls_beside_a_game_in_another_database_are_written(
+    blank_database_url: str, settings: Settings, tmp_path: Path
+) -> None:
+    game = await asyncpg.connect(blank_database_url)
+    await game.execute(GAME)
+    await game.close()
+    async with open_store(settings.replace(database={"game_url": blank_database_url})) as store:
+        fleet = await world(store)
+        await fleet.begin()
+        fleet.play("ann", "champion", 1.0)
+        await fleet.write()
+        written = await export_game(store, REAL, tmp_path / "game")
+    assert written == {
+        "users": 1, "trajectories": 1, "llm_call_logs": 0, "market_outcomes": 0, "calls": 1
+    }  # fmt: skip
 
 
 async def test_logs_and_tokens_of_a_game_row_that_is_left_out_are_left_out_too(
