@@ -5,6 +5,7 @@ A trace holds less than the game's rows. Missing fields get neutral values: P&L,
 given window and has one step a second.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,7 +37,7 @@ from babylon.store.calls import RecordedCall
 
 _UNKNOWN_STATE = {"agentBalance": 0.0, "agentPnL": 0.0, "openPositions": 0}
 _STEP = timedelta(seconds=1)
-_INTEGERS = range(-(2**31), 2**31)  # of Postgres
+_BITS = {"seed": 64, "route_version": 64}  # of integers in Postgres; of others 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +128,13 @@ def _check_columns(trace: Trace, played: OpenTrajectory) -> None:
     for step in trace.steps:
         for tokens in step.tokens.values():
             ids = (*tokens.prompt_token_ids, *tokens.completion_token_ids)
-            counts += [("policy_version", tokens.policy_version), *(("token id", n) for n in ids)]
+            counts += [(name, getattr(tokens, name)) for name in ("policy_version", *_BITS)]
+            counts += [("token id", one) for one in ids]
     for name, value in counts:
-        if isinstance(value, int) and value not in _INTEGERS:
+        bits = _BITS.get(name, 32)
+        if isinstance(value, int) and not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise ImportFileError(
-                f"{trace.place}: {name} is {value!r:.80}: give a number of at most 32 bits"
+                f"{trace.place}: {name} is {value!r:.80}: give a number of at most {bits} bits"
             )
 
 
@@ -196,7 +199,7 @@ def _recorded(
         parameters=storable_json(msgspec.json.encode({"tools": tokens.tools}).decode()),
         prompt_token_ids=list(tokens.prompt_token_ids),
         completion_token_ids=list(tokens.completion_token_ids),
-        logprobs=list(tokens.logprobs),
+        logprobs=array("f", tokens.logprobs).tolist(),  # Postgres refuses what float4 rounds to 0
         temperature=call.temperature,
         top_p=1.0 if call.top_p is None else call.top_p,
         max_tokens=call.max_tokens,

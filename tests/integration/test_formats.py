@@ -319,8 +319,8 @@ def _line(**metadata: object) -> dict[str, Any]:
     return {**CHAT, "metadata": {"trajectory_id": "t", "agent_id": "a", "step": 0, **metadata}}
 
 
-def _sampled_by(version: int) -> dict[str, Any]:
-    return write_atif(trace(step(0, call("?"), tokens={0: tokens(policy_version=version)})))
+def _sampled(**changes: Any) -> dict[str, Any]:
+    return write_atif(trace(step(0, call("?"), tokens={0: tokens(**changes)})))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,9 @@ def _sampled_by(version: int) -> dict[str, Any]:
         (CHAT, _line(max_tokens=2**31), "max_tokens is 2147483648"),
         (CHAT, _line(scenario_id="s" * 101), "is longer than 100 characters"),
         (CHAT, _line(at="0001-01-01T00:00:00Z"), "time 0001-01-01 00:00:00"),
-        (write_atif(a_trace("t2")), _sampled_by(2**31), "policy_version is 2147483648"),
+        (write_atif(a_trace("t2")), _sampled(policy_version=2**31), "policy_version is 2147483648"),
+        (write_atif(a_trace("t2")), _sampled(seed=2**63), "seed is 9223372036854775808: give"),
+        (write_atif(a_trace("t2")), _sampled(route_version=2**70), "of at most 64 bits"),
     ],
 )
 async def test_what_no_column_holds_is_left_out_and_named(
@@ -345,6 +347,13 @@ async def test_what_no_column_holds_is_left_out_and_named(
     )
     assert (added["trajectories"], added["left_out"]) == (1, 1)
     assert message in caplog.text
+
+
+async def test_logprobs_that_float4_cannot_hold_are_rounded(store: Store, tmp_path: Path) -> None:
+    odd = _sampled(logprobs=(-1e-50, -1e39), seed=2**40)
+    added = await import_files(store, [write_lines(tmp_path / "in.jsonl", odd)])
+    assert added["babylon.calls"] == 1
+    assert await store.pool.fetchval("SELECT logprobs FROM babylon.calls") == [0.0, float("-inf")]
 
 
 @pytest.mark.parametrize(
