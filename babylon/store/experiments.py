@@ -143,7 +143,7 @@ async def pinned_calls(connection: Connection, experiment: Experiment) -> int:
 async def plays(connection: Connection, game: Connection, experiment: Experiment) -> list[Play]:
     """Return every trajectory that the experiment's calls name. ``game`` reads the game's tables.
 
-    A call that names another agent's trajectory is ignored, as in collecting.
+    A call that names the trajectory of another agent or key is ignored, as in collecting.
     """
     routes = experiment.staged_routes
     names = [row[0] for row in await connection.fetch(_NAMED, *routes)]
@@ -261,8 +261,10 @@ SELECT * FROM (
         min(c.arm) <> max(c.arm) OR bool_or(s.stage IS NULL) AS mixed
     FROM unnest($3::text[], $4::text[]) AS t (trajectory_id, agent_id)
         JOIN babylon.calls c USING (trajectory_id)
+        LEFT JOIN babylon.plays p USING (trajectory_id)
         LEFT JOIN {_STAGES} USING (route_version)
-    WHERE t.agent_id IS NULL OR coalesce(c.agent_id, t.agent_id) = t.agent_id
+    WHERE (t.agent_id IS NULL OR coalesce(c.agent_id, t.agent_id) = t.agent_id)
+        AND coalesce(p.key_id = c.key_id, true)
     GROUP BY 1
 ) AS played
 WHERE unit IS NOT NULL AND stage IS NOT NULL ORDER BY trajectory_id COLLATE "C"

@@ -90,6 +90,19 @@ async def test_an_experiment_is_compared_with_a_game_in_another_database(
     assert pnl(found).difference == pytest.approx(200, abs=60)
 
 
+async def test_a_call_of_another_key_does_not_spoil_a_play(
+    store: Store, settings: Settings
+) -> None:
+    fleet = await world(store)
+    await fleet.begin()
+    fleet.fleet(gain=200)
+    await store.pool.execute("INSERT INTO babylon.plays VALUES ('a0-0', 'mine', 'a0')")
+    fleet.call("a0", "pinned", trajectory_id="a0-0", agent_id=None, key_id="another")
+    await fleet.write()
+    found = await look(store, settings)
+    assert (found.plays, found.excluded) == (180, {"calls for a pinned version": 1})
+
+
 async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
     store: Store,
     settings: Settings,
