@@ -92,7 +92,8 @@ def read_chats(
             metadata = document.value.get("metadata")
             if isinstance(metadata, dict) and "trajectory_id" in metadata:
                 known = convert(document.place, metadata, ChatMetadata)
-                call = _call(messages, len(messages) - 1, known)
+                sent = _as_sent(document, messages)
+                call = _call([*sent, messages[-1]], len(sent), known)
                 _, lines = own_lines.setdefault(known.trajectory_id, (document.place, []))
                 lines.append((known, call))
                 continue
@@ -134,6 +135,12 @@ def _messages(document: Document) -> tuple[list[Message], list[int]]:
     if trained[0] == 0:
         raise ImportFileError(f"{document.place}: the first reply has no prompt")
     return messages, trained
+
+
+def _as_sent(document: Document, messages: list[Message]) -> list[Message]:
+    """Return the prompt of a line of ours as it stands there, with names, parts and all roles."""
+    raw: list[Message] = convert(document.place, document.value["messages"], list[Message])
+    return raw[:-1] if len(raw) == len(messages) else messages[:-1]
 
 
 def _call(messages: list[Message], reply: int, metadata: ChatMetadata | None) -> LlmCall:

@@ -63,6 +63,17 @@ def test_tool_calls_and_their_results_come_back() -> None:
     assert back.steps[0].calls[0].tool_calls == (wanted,)
 
 
+def test_a_prompt_comes_back_with_names_parts_and_roles() -> None:
+    sent = (
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "name": "bo", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": "yes?", "reasoning_content": "a greeting"},
+        {"role": "user", "content": "buy"},
+    )
+    (back,) = read(*write_chat(trace(step(0, call("", messages=sent)))))
+    assert back.steps[0].calls[0].prompt == sent
+
+
 def test_lines_of_several_trajectories_may_be_mixed() -> None:
     traces = [trace(step(0, call("a")), step(1, call("b")), trajectory_id=name) for name in "xy"]
     lines = [line for one in traces for line in write_chat(one)]
