@@ -82,11 +82,14 @@ def deal(
     """Return the scenarios of a round, each with its agents.
 
     Agents of one scenario id are compared. The id therefore carries a digest of the rules, unless
-    they are the small game's, and of whether the market is shared.
+    they are the small game's, and of whether the market is shared. Live fleets of one window begin
+    at any minute, on which the funding of perps depends.
     """
     window = window_at(start, plan.window_minutes)
     rules = replace(plan.rules, ticks=ticks)
-    kind = "" if rules == STARTER and not plan.shared else f"-{_digest(rules, plan.shared)}"
+    minute = start.hour * 60 + start.minute
+    facts = (rules, plan.shared, *([minute] if plan.live and rules.perps else ()))
+    kind = "" if rules == STARTER and not plan.shared else f"-{_digest(*facts)}"
     tables = []
     for shard, members in enumerate(shards(plan)):
         world = f"{window.id}-s{plan.seed}r{number}t{shard}"
@@ -94,7 +97,7 @@ def deal(
             f"fleet:{world}",
             rules,
             name=f"{world}{kind}",
-            start_minute=start.hour * 60 + start.minute,
+            start_minute=minute,
         )
         tables.append((scenario, [f"agent-{index}" for index in members]))
     return tables

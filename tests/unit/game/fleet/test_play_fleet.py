@@ -107,6 +107,16 @@ def test_a_round_of_the_full_game_is_an_hour_or_as_much_as_its_window_has() -> N
     assert quarter == [(NOON, 15), (NOON + timedelta(minutes=15), 15)]
 
 
+def test_live_fleets_whose_funding_is_due_at_other_ticks_are_not_compared() -> None:
+    live = plan(rules=HOUR, live=True)
+    starts = (NOON + timedelta(minutes=5), NOON + timedelta(minutes=25))
+    first, second = (deal(live, start, 10, number=0)[0][0] for start in starts)
+    assert first.start_minute != second.start_minute and first.questions == second.questions
+    assert first.scenario_id != second.scenario_id
+    without = [deal(plan(live=True), start, 10, number=0)[0][0] for start in starts]
+    assert without[0].scenario_id == without[1].scenario_id
+
+
 def test_scenarios_are_by_the_plans_rules_and_know_what_time_it_is() -> None:
     ((scenario, _),) = deal(plan(rules=HOUR), NOON + timedelta(minutes=5), 30, number=0)
     assert scenario.rules == replace(HOUR, ticks=30)
