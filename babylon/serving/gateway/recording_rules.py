@@ -19,6 +19,8 @@ from babylon.store.calls import RecordedCall
 from babylon.store.recording_rules import RecordingRule, list_rules
 
 REDACTED = "[redacted]"
+HIDDEN_MESSAGES: list[dict[str, object]] = [{"role": "user", "content": REDACTED}]
+"""In the place of messages that are left out as a whole: they stay a list."""
 UNRECORDED = "unrecorded-"
 """Begins the id of an answer that will not be recorded: a step may name it, and is kept."""
 _ESCAPED = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
@@ -91,7 +93,7 @@ def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
     of_answer = {*fields, "content"} if "response" in fields else fields
     left = replace(
         call,
-        messages=_without(call.messages, fields),
+        messages=_messages(call.messages, fields),
         parameters=_without(call.parameters, fields),
         answer=call.answer and _without(call.answer, of_answer),
         response=said,
@@ -106,6 +108,12 @@ def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
         trainable=False,
         untrainable_reason=call.untrainable_reason or "fields were redacted",
     )
+
+
+def _messages(text: str, fields: Collection[str]) -> str:
+    """Return a prompt without the fields. That of a completion has the name of its field within."""
+    hidden = "messages" in fields and text.startswith("[")
+    return msgspec.json.encode(HIDDEN_MESSAGES).decode() if hidden else _without(text, fields)
 
 
 def _without(text: str, fields: Collection[str]) -> str:

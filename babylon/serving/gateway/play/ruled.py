@@ -17,7 +17,12 @@ from babylon.serving.gateway.play.events import (
     StepEvent,
 )
 from babylon.serving.gateway.play.span_steps import PlaySpan
-from babylon.serving.gateway.recording_rules import REDACTED, RecordingRules, without_fields
+from babylon.serving.gateway.recording_rules import (
+    HIDDEN_MESSAGES,
+    REDACTED,
+    RecordingRules,
+    without_fields,
+)
 
 T = TypeVar("T", StepEvent, FinishEvent, FeedbackEvent, PlaySpan)
 
@@ -44,14 +49,15 @@ class Cover:
             case StepEvent():
                 calls = [one if isinstance(one, str) else self._call(one) for one in sent.calls]
                 update: dict[str, object] = {
-                    "state": self._object(sent.state),
+                    "state": self._named("state", sent.state),
                     "calls": [one for one in calls if one is not None],
                     "action": self._action(sent.action),
                 }
             case FinishEvent():
-                update = {"knowledge": self._object(sent.knowledge)}
+                update = {"knowledge": self._named("knowledge", sent.knowledge)}
             case FeedbackEvent():
-                update = {"label": self._value(sent.label), "comment": self._value(sent.comment)}
+                texts = ("label", "comment")
+                update = {name: self._field(name, getattr(sent, name)) for name in texts}
             case PlaySpan():
                 update = {
                     "call": sent.call and self._call(sent.call),
@@ -65,20 +71,22 @@ class Cover:
         if self.everything:
             return None
         answer = REDACTED if {"response", "content"} & self.fields else self._value(call.response)
+        messages = [self._object(one) for one in call.messages]
+        tool_calls = [self._object(one) for one in call.tool_calls]
         return call.model_copy(
             update={
-                "messages": [self._object(one) for one in call.messages],
+                "messages": HIDDEN_MESSAGES if "messages" in self.fields else messages,
                 "response": answer,
-                "tool_calls": [self._object(one) for one in call.tool_calls],
+                "tool_calls": [] if "tool_calls" in self.fields else tool_calls,
             }
         )
 
     def _action(self, action: StepAction) -> StepAction:
-        correctness = action.correctness and self._object(action.correctness)
+        correctness = action.correctness and self._named("correctness", action.correctness)
         texts = ("result", "error", "reasoning")
         return action.model_copy(
             update={
-                "parameters": self._object(action.parameters),
+                "parameters": self._named("parameters", action.parameters),
                 "correctness": correctness,
                 **{name: self._field(name, getattr(action, name)) for name in texts},
             }
@@ -86,6 +94,9 @@ class Cover:
 
     def _field(self, name: str, value: object) -> object:
         return REDACTED if name in self.fields and value is not None else self._value(value)
+
+    def _named(self, name: str, value: Mapping[str, object]) -> Object:
+        return {} if name in self.fields else self._object(value)
 
     def _object(self, value: Mapping[str, object]) -> Object:
         return {} if self.everything else cast(Object, without_fields(value, self.fields))

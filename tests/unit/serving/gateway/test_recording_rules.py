@@ -136,6 +136,14 @@ def test_arguments_that_are_no_json_are_left_out_as_a_whole() -> None:
     assert left and SECRET not in str(left.answer)
 
 
+def test_messages_are_a_field_like_any_other() -> None:
+    left = ruled(("agent", "agent", 1, ("messages",))).applied(CALL)
+    assert left and left.messages == '[{"role":"user","content":"[redacted]"}]'
+    assert (left.response, left.trainable, left.prompt_token_ids) == ("BUY", False, [])
+    text = call(1, messages='{"prompt":"messages"}')  # of a completion
+    assert ruled(("agent", "agent", 1, ("messages",))).applied(text) is text
+
+
 def test_content_covers_the_answer_too() -> None:
     left = ruled(("agent", "agent", 1, ("content",))).applied(CALL)
     assert left and "BUY" not in str(left) and "é" not in left.messages

@@ -51,6 +51,24 @@ def test_a_redacted_field_is_left_out_of_all_that_a_step_says() -> None:
     assert StepEvent.model_validate_json(step.model_dump_json(exclude_unset=True)) == step
 
 
+def test_a_field_of_an_event_itself_is_left_out_by_its_name() -> None:
+    names = ("state", "messages", "tool_calls", "parameters", "correctness", "knowledge", "comment")
+    given = STEP.model_copy(
+        update={
+            "calls": [CALL.model_copy(update={"response": "", "tool_calls": [{"a": "4111"}]})],
+            "action": StepAction(parameters={"usd": "4111"}, correctness={"right": "4111"}),
+        }
+    )
+    step = cover(1.0, *names, "label").over(given)
+    assert "4111" not in step.model_dump_json()
+    assert StepEvent.model_validate_json(step.model_dump_json(exclude_unset=True)) == step
+    finish = FinishEvent(type="finish", trajectory_id="t", knowledge={"a": "4111"})
+    assert cover(1.0, *names).over(finish).knowledge == {}
+    said = FeedbackEvent(type="feedback", trajectory_id="t", label="4111", comment="4111")
+    covered = cover(1.0, *names, "label").over(said)
+    assert (covered.label, covered.comment) == (REDACTED, REDACTED)
+
+
 def test_of_a_trajectory_that_is_left_out_the_shape_stays() -> None:
     step = cover(0.0).over(STEP)
     assert (step.number, step.calls, step.reward) == (3, ["c1"], 0.5)
