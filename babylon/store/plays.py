@@ -12,7 +12,7 @@ from babylon.core.windows import Window
 from babylon.store.connection import Connection, Store
 from babylon.store.session import Pool
 
-ROW_BYTES = 2**10  # what a step costs in memory, however small it is
+ROW_BYTES = 2**10  # what a step or a call costs in memory, however small it is
 _FORGET_AFTER = "1 day"  # a conversation that rests longer begins a new trajectory
 
 
@@ -149,9 +149,12 @@ async def recorded_ids(
     return {row["call_id"] for row in rows}
 
 
-async def prompt_bytes(connection: Connection, play: StoredPlay, call_ids: Sequence[str]) -> int:
-    """Return the size of the prompts that ``played_calls`` would read."""
-    size: int = await connection.fetchval(_PROMPTS, play.trajectory_id, play.key_id, list(call_ids))
+async def call_bytes(connection: Connection, play: StoredPlay, call_ids: Sequence[str]) -> int:
+    """Return the size of the calls that ``played_calls`` would read. Each counts ``ROW_BYTES``
+    more."""
+    size: int = await connection.fetchval(
+        _CALL_BYTES, play.trajectory_id, play.key_id, list(call_ids), ROW_BYTES
+    )
     return size
 
 
@@ -251,8 +254,9 @@ _OF_PLAY = """
 (call_id = ANY($3::text[]) OR (trajectory_id = $1 AND finish_reason <> 'interrupted'))
 AND key_id = $2
 """
-_PROMPTS = f"""
-SELECT coalesce(sum(octet_length(messages)), 0)::bigint FROM babylon.calls WHERE {_OF_PLAY}
+_CALL_BYTES = f"""
+SELECT coalesce(sum(octet_length(messages) + octet_length(response) + $4::integer), 0)::bigint
+FROM babylon.calls WHERE {_OF_PLAY}
 """
 _CALLS = f"""
 SELECT {", ".join(field.name for field in fields(PlayedCall))} FROM babylon.calls

@@ -503,13 +503,16 @@ async def test_a_trajectory_takes_steps_up_to_a_limit_and_is_finished_with_what_
     assert row["episodeLength"] == 2
 
 
-async def test_a_finish_whose_calls_have_too_long_prompts_is_refused_before_they_are_read(
+async def test_a_finish_whose_calls_are_too_large_is_refused_before_they_are_read(
     agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(size_limits, "MAX_PROMPT_BYTES", 10)
-    await agent.chat("t")
+    """A call takes memory however short it is: a program may name one trajectory for ever."""
+    monkeypatch.setattr(size_limits, "MAX_CALL_BYTES", 2**11)
+    for _ in range(2):
+        await agent.chat("t")
     answer = await agent.send({"type": "finish", "trajectory_id": "t"})
-    assert answer.status_code == 413 and "bytes of prompts, of at most 10" in answer.text
+    assert answer.status_code == 413
+    assert "bytes of prompts and answers, of at most 2048" in answer.text
 
 
 async def test_a_finish_reads_steps_and_builds_the_row_in_threads(

@@ -53,7 +53,7 @@ from babylon.serving.gateway.play.events import (
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
 from babylon.serving.gateway.play.ruled import Cover
-from babylon.serving.gateway.play.size_limits import require_few_prompts, require_room
+from babylon.serving.gateway.play.size_limits import require_few_calls, require_room
 from babylon.serving.gateway.play.span_steps import PlaySpan, first_agent, span_steps
 from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.serving.openai_wire import RequestError
@@ -443,7 +443,7 @@ async def _records(
     """
     of_spans = [one.call_id for one in spans if one.call_id]
     named = _named_calls(steps)
-    await require_few_prompts(connection, play, named + of_spans)
+    await require_few_calls(connection, play, named + of_spans)
     records = await played_calls(connection, play, named + of_spans)
     others = {one.trajectory_id for one in records} - {None, play.trajectory_id}
     for place in filter(None, others):

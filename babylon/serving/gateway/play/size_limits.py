@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from babylon.serving.openai_wire import RequestError
 from babylon.store.connection import Connection
-from babylon.store.plays import StoredPlay, prompt_bytes, stored_bytes
+from babylon.store.plays import StoredPlay, call_bytes, stored_bytes
 
 MAX_STORED_BYTES = 2**25  # of steps and spans
-MAX_PROMPT_BYTES = 2**27  # of the calls' prompts
+MAX_CALL_BYTES = 2**27  # of the calls' prompts and answers
 
 
 async def require_room(connection: Connection, trajectory_id: str) -> None:
@@ -26,19 +26,19 @@ async def require_room(connection: Connection, trajectory_id: str) -> None:
         )
 
 
-async def require_few_prompts(
+async def require_few_calls(
     connection: Connection, play: StoredPlay, call_ids: Sequence[str]
 ) -> None:
-    """Check the prompts of a trajectory's calls, and of these, before they are read.
+    """Check the size of a trajectory's calls, and of these, before they are read.
 
     Raises:
         RequestError: 413, a finish could not hold them.
     """
-    size = await prompt_bytes(connection, play, call_ids)
-    if size > MAX_PROMPT_BYTES:
+    size = await call_bytes(connection, play, call_ids)
+    if size > MAX_CALL_BYTES:
         raise RequestError(
             413,
-            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts, of at"
-            f" most {MAX_PROMPT_BYTES}: finish sooner and start another",
+            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts and"
+            f" answers, of at most {MAX_CALL_BYTES}: finish sooner and start another",
             code="too_large",
         )
