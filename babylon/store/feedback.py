@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babylon.store.connection import Connection, Store
+from babylon.store.plays import ROW_BYTES
 
 REWARD = "reward"
 
@@ -41,6 +42,12 @@ async def give_feedback(connection: Connection, given: Feedback) -> bool:
     return late
 
 
+async def feedback_bytes(connection: Connection, trajectory_id: str) -> int:
+    """Return the size of a trajectory's feedback. Each piece counts ``ROW_BYTES`` more."""
+    size: int = await connection.fetchval(_SIZE, trajectory_id, ROW_BYTES)
+    return size
+
+
 async def known_feedback(
     store: Store, window_key: str, trajectory_ids: Sequence[str]
 ) -> list[Feedback]:
@@ -65,6 +72,11 @@ SELECT EXISTS (
     SELECT FROM babylon.plays p JOIN babylon.windows w USING (window_id)
     WHERE p.trajectory_id = $1 AND w.collected_at IS NOT NULL
 )
+"""
+
+_SIZE = """
+SELECT coalesce(sum(coalesce(octet_length(comment), 0) + $2::integer), 0)::bigint
+FROM babylon.feedback WHERE trajectory_id = $1
 """
 
 _KNOWN = """

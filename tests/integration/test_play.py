@@ -515,6 +515,21 @@ async def test_a_finish_whose_calls_are_too_large_is_refused_before_they_are_rea
     assert "bytes of prompts and answers, of at most 2048" in answer.text
 
 
+async def test_a_trajectory_takes_feedback_up_to_a_limit(
+    stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(size_limits, "MAX_FEEDBACK_BYTES", 5000)
+    told = [
+        {"type": "feedback", "trajectory_id": "t", "name": f"n{n}", "comment": "x" * 1000}
+        for n in range(3)
+    ]
+    await agent.ok({"type": "start", "trajectory_id": "t", "at": at(0)}, *told[:2])
+    (refused,) = (await agent.send(told[2])).json()["results"]
+    assert (refused["status"], refused["code"]) == (413, "too_large")
+    assert "bytes of feedback, of at most 5000" in refused["error"]
+    assert await stack.store.pool.fetchval("SELECT count(*) FROM babylon.feedback") == 2
+
+
 async def test_a_finish_reads_steps_and_builds_the_row_in_threads(
     agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:

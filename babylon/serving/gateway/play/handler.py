@@ -53,7 +53,11 @@ from babylon.serving.gateway.play.events import (
 )
 from babylon.serving.gateway.play.owners import session_owner, wrong_key
 from babylon.serving.gateway.play.ruled import Cover
-from babylon.serving.gateway.play.size_limits import require_few_calls, require_room
+from babylon.serving.gateway.play.size_limits import (
+    require_few_calls,
+    require_little_feedback,
+    require_room,
+)
 from babylon.serving.gateway.play.span_steps import PlaySpan, first_agent, span_steps
 from babylon.serving.gateway.recording_rules import UNRECORDED, RecordingRules
 from babylon.serving.openai_wire import RequestError
@@ -247,6 +251,7 @@ class PlayHandler:
                 comment=None if event.comment is None else storable(event.comment),
             )
             late = await give_feedback(connection, given)
+            await require_little_feedback(connection, trajectory_id)
         return _stored(play, late=late)
 
     async def _truth(self, caller: Principal, event: Truth) -> EventResult:
