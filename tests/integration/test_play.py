@@ -515,6 +515,35 @@ async def test_a_finish_whose_calls_are_too_large_is_refused_before_they_are_rea
     assert "bytes of prompts and answers, of at most 2048" in answer.text
 
 
+async def test_finishes_leave_connections_to_recording_and_routes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events, spans and rests of spans have places of their own; large ones take seconds."""
+    slow, build = threading.Event(), handler._built
+
+    def built(*args: Any) -> Any:
+        slow.wait(60)
+        return build(*args)
+
+    monkeypatch.setattr(handler, "_built", built)
+    send = to_store(store)
+    names = [f"t{n}" for n in range(store.pool.get_max_size())]
+    for name in names:
+        begun = {"type": "start", "trajectory_id": name, "agent_id": "a"}
+        await send([begun, {"type": "step", "trajectory_id": name, "number": 0}])
+    finishes = [
+        asyncio.create_task(send([{"type": "finish", "trajectory_id": name}])) for name in names
+    ]
+    await asyncio.sleep(1)
+    try:
+        async with asyncio.timeout(10):
+            assert await store.pool.fetchval("SELECT 1") == 1
+    finally:
+        slow.set()
+        results = await asyncio.gather(*finishes)
+    assert [one["error"] for (one,) in results] == [None] * len(names)
+
+
 async def test_a_trajectory_takes_feedback_up_to_a_limit(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:

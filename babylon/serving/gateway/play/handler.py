@@ -90,6 +90,7 @@ from babylon.store.plays import (
 
 log = logging.getLogger(__name__)
 RECORDED_S = 5.0  # the longest wait for a call that was answered just now
+LEFT_TO_OTHERS = 4  # connections, of which recording, routes and the owners of calls have need
 
 
 class PlayHandler:
@@ -97,6 +98,9 @@ class PlayHandler:
 
     def __init__(self, store: Store, minutes: int, rules: RecordingRules) -> None:
         self._store, self._minutes, self._rules = store, minutes, rules
+        # Events, spans and finishes together: each may hold its connection for seconds.
+        held = max(1, store.pool.get_max_size() - LEFT_TO_OTHERS)
+        self._connections = asyncio.Semaphore(held)
 
     async def apply(self, caller: Principal, event: Event) -> EventResult:
         """Apply one event; a refusal is a result too."""
@@ -284,7 +288,8 @@ class PlayHandler:
         owner = session_owner(trajectory_id)
         if owner not in (None, caller.key_id):
             raise wrong_key(trajectory_id)
-        async with self._store.pool.acquire() as connection, connection.transaction():
+        pool = self._store.pool
+        async with self._connections, pool.acquire() as connection, connection.transaction():
             if begin or owner is not None:
                 await claim_plays(connection, {trajectory_id: (caller.key_id, None)})
             play = await lock_play(connection, trajectory_id)
