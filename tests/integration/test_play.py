@@ -872,6 +872,18 @@ async def test_the_blocking_client_sends_again_what_was_not_answered(
     assert await stack.store.pool.fetchval('SELECT "trajectoryId" FROM trajectories') == name
 
 
+async def test_calls_of_another_agent_are_left_out_also_if_the_first_call_names_none(
+    stack: Stack, agent: Player
+) -> None:
+    await agent.chat("t")
+    await agent.chat("t", user="bob")
+    await agent.chat("t", user="eve")
+    (finished,) = await agent.ok({"type": "finish", "trajectory_id": "t"})
+    assert finished["calls"] == 2
+    (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
+    assert (row["agentId"], row["episodeLength"]) == ("bob", 2)
+
+
 async def test_a_step_that_names_a_call_of_another_agent_is_refused_with_the_reason(
     agent: Player,
 ) -> None:

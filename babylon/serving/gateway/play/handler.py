@@ -460,12 +460,11 @@ async def _records(
         session = await find_play(connection, place) if session_owner(place) else None
         if not session_owner(place) or (session and session.finished_at):
             raise _conflict(play, f"names a call of trajectory {place!r:.80}")
-    if play.agent_id is None:
-        return records
     # Collection leaves out other agents' calls. OpenAI's ``user`` names an agent too.
-    strange = [one for one in records if one.agent_id not in (None, play.agent_id)]
+    agent = play.agent_id or next((one.agent_id for one in records if one.agent_id), None)
+    strange = [one for one in records if one.agent_id not in (None, agent)]
     if other := next((one.agent_id for one in strange if one.call_id in named), None):
-        problem = f"is of agent {play.agent_id!r:.80} and names a call of agent {other!r:.80}"
+        problem = f"is of agent {agent!r:.80} and names a call of agent {other!r:.80}"
         raise _conflict(play, f"{problem}: name the agent in each call's x-babylon-agent, or")
     return [one for one in records if one not in strange]
 
