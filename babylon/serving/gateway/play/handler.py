@@ -462,11 +462,11 @@ async def _records(
             raise _conflict(play, f"names a call of trajectory {place!r:.80}")
     # Collection leaves out other agents' calls. OpenAI's ``user`` names an agent too.
     agent = play.agent_id or next((one.agent_id for one in records if one.agent_id), None)
-    strange = [one for one in records if one.agent_id not in (None, agent)]
-    if other := next((one.agent_id for one in strange if one.call_id in named), None):
+    strange = {one.call_id: one.agent_id for one in records if one.agent_id not in (None, agent)}
+    if other := next((strange[one] for one in named if one in strange), None):
         problem = f"is of agent {agent!r:.80} and names a call of agent {other!r:.80}"
         raise _conflict(play, f"{problem}: name the agent in each call's x-babylon-agent, or")
-    return [one for one in records if one not in strange]
+    return [one for one in records if one.call_id not in strange]
 
 
 async def _reward(
