@@ -806,6 +806,21 @@ async def test_a_program_without_an_event_loop_records_to_a_store(settings: Sett
     assert (row["trajectoryId"], row["totalReward"]) == ("t", 0.5)
 
 
+async def test_a_trajectory_is_finished_whose_call_was_answered_while_a_rule_came(
+    store: Store,
+) -> None:
+    """The call has a plain id, and no record."""
+    send = to_store(store)
+    begun = {"type": "start", "trajectory_id": "t", "agent_id": "alice"}
+    step = {"type": "step", "trajectory_id": "t", "number": 0, "calls": ["c" * 32]}
+    finish = {"type": "finish", "trajectory_id": "t"}
+    (_, _, refused) = await send([begun, step, finish])
+    assert refused["code"] == "unknown_call"
+    await set_rule(store, "agent", "alice", 0.0, [])
+    (finished,) = await send([finish])
+    assert (finished["error"], finished["calls"], finished["unrecorded"]) == (None, 0, 1)
+
+
 async def test_a_step_may_name_calls_that_sampling_left_out(
     stack: Stack, agent: Player, settings: Settings
 ) -> None:

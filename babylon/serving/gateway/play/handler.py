@@ -225,8 +225,8 @@ class PlayHandler:
                 window = window_at(first, self._minutes)
                 play = await start_play(connection, play, agent_id, window.id, window, first)
             unknown = {*_named_calls(steps)} - {one.call_id for one in records}
-            lost = await lost_calls(connection, [*unknown]) if unknown else set()
             cover = self._cover(play)  # the agent may have been unknown before
+            lost = await _lost(connection, unknown, cover)
             played, row, counts = await asyncio.to_thread(
                 _built, play, event, cover, steps, records, lost
             )
@@ -419,6 +419,16 @@ def _built(
     played = open_play(play)
     calls, unrecorded = add_steps(played, steps, records, lost)
     return played, finished_row(played, event), {"calls": calls, "unrecorded": unrecorded}
+
+
+async def _lost(
+    connection: Connection, unknown: Collection[str], cover: Cover | None
+) -> Collection[str]:
+    """Return the calls without a record whose ids do not say so: the disk failed, or a rule came,
+    while they were answered."""
+    if cover and cover.everything:
+        return unknown
+    return await lost_calls(connection, [*unknown]) if unknown else ()
 
 
 async def _steps(connection: Connection, play: StoredPlay) -> list[TimedStep]:
