@@ -56,15 +56,17 @@ class PlayedCall:
 
 PlayClaim = tuple[str, str | None]
 """Key id, agent id."""
+Owner = tuple[str, str | None]
+"""Key id, and the agent, which is None until the trajectory is started."""
 
 
 async def claim_plays(
     session: "Connection | Pool", claims: Mapping[str, PlayClaim]
-) -> dict[str, str]:
-    """Give each trajectory to its key if it has no owner; return its owner's key id."""
+) -> dict[str, Owner]:
+    """Give each trajectory to its key if it has no owner; return its owner."""
     listed = sorted((name, *claim) for name, claim in claims.items())  # in one order: no deadlock
     rows = await session.fetch(_CLAIM, *map(list, zip(*listed, strict=True)))
-    return {row["trajectory_id"]: row["key_id"] for row in rows}
+    return {row["trajectory_id"]: (row["key_id"], row["started_by"]) for row in rows}
 
 
 async def lock_play(connection: Connection, trajectory_id: str) -> StoredPlay | None:
@@ -234,7 +236,7 @@ _CLAIM = """
 INSERT INTO babylon.plays AS known (trajectory_id, key_id, agent_id)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[])
 ON CONFLICT (trajectory_id) DO UPDATE SET key_id = known.key_id
-RETURNING trajectory_id, key_id
+RETURNING trajectory_id, key_id, CASE WHEN started_at IS NOT NULL THEN agent_id END AS started_by
 """
 
 # Postgres knows the length of a long text without reading it.

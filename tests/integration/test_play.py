@@ -821,6 +821,26 @@ async def test_a_trajectory_is_finished_whose_call_was_answered_while_a_rule_cam
     assert (finished["error"], finished["calls"], finished["unrecorded"]) == (None, 0, 1)
 
 
+async def test_rules_about_an_agent_hold_for_calls_that_name_its_trajectory_alone(
+    stack: Stack, agent: Player
+) -> None:
+    await set_rule(stack.store, "agent", "alice", 0.0, [])
+    async with asyncio.timeout(60):
+        of_alice = {"x-babylon-agent": "alice"}
+        while not (await agent.chat(headers=of_alice)).parse().id.startswith("unrecorded-"):
+            pass  # until the gateway knows the rule
+    await agent.ok({"type": "start", "trajectory_id": "t", "agent_id": "alice"})
+    call_id = (await agent.chat("t")).parse().id
+    assert call_id.startswith("unrecorded-")
+    (_, finished) = await agent.ok(
+        {"type": "step", "trajectory_id": "t", "number": 0, "calls": [call_id]},
+        {"type": "finish", "trajectory_id": "t"},
+    )
+    assert (finished["calls"], finished["unrecorded"]) == (0, 1)
+    (row,) = await stack.store.pool.fetch("SELECT * FROM trajectories")
+    assert "hello" not in row["stepsJson"]
+
+
 async def test_a_step_may_name_calls_that_sampling_left_out(
     stack: Stack, agent: Player, settings: Settings
 ) -> None:

@@ -28,12 +28,14 @@ class Callers:
                 key's.
         """
         identity = Identity.of(headers, principal.agent_of(asked.user))
-        agent_id = principal.attributed_agent(identity.agent_id)
+        agent_id, named = principal.attributed_agent(identity.agent_id), identity.trajectory_id
+        if named is not None:  # an agent's rules hold for calls that name its trajectory alone
+            agent_id = await self._owners.require(named, principal.key_id, agent_id)
         if agent_id != identity.agent_id:
             identity = replace(identity, agent_id=agent_id)
-        if identity.trajectory_id is not None:
-            await self._owners.require(identity.trajectory_id, principal.key_id, agent_id)
-        elif self._sessions and asked.model == self._alias and isinstance(asked, ChatRequest):
+        if named is not None or not self._sessions or asked.model != self._alias:
+            return identity
+        if isinstance(asked, ChatRequest):
             session = await self._sessions.find(principal.key_id, agent_id, asked.messages)
             return replace(identity, trajectory_id=session.trajectory_id, session=session)
         return identity

@@ -17,7 +17,7 @@ from cachetools import TTLCache
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
-from babylon.store.plays import PlayClaim, claim_plays
+from babylon.store.plays import Owner, PlayClaim, claim_plays
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _SESSION = re.compile(SESSION + r"(\w+)-[0-9a-f]{16}")  # other ids may begin so
 
 
 class TrajectoryOwners:
-    """Key id of each trajectory.
+    """Owner of each trajectory.
 
     While the database is away, the first caller of a trajectory is taken for its owner. When too
     many such claims wait, the oldest is forgotten, as if nobody had named its trajectory yet: its
@@ -41,22 +41,30 @@ class TrajectoryOwners:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._owners = TTLCache[str, str](MAX_CACHED, REMEMBERED_S)
+        self._owners = TTLCache[str, Owner](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[str, PlayClaim] = {}
-        self._queries: set[asyncio.Task[dict[str, str]]] = set()
+        self._queries: set[asyncio.Task[dict[str, Owner]]] = set()
 
-    async def require(self, trajectory_id: str, key_id: str, agent_id: str | None) -> None:
+    async def require(self, trajectory_id: str, key_id: str, agent_id: str | None) -> str | None:
         """Check that the trajectory is the key's; a trajectory without an owner becomes its own.
+
+        Returns:
+            The agent of the call: ``agent_id``, else that of a trajectory that was started before
+            its first call.
 
         Raises:
             RequestError: 403, it belongs to another key.
         """
-        owner = session_owner(trajectory_id) or self._owners.get(trajectory_id)
-        if owner is None:
+        if session := session_owner(trajectory_id):
+            owner: Owner = session, None
+        elif (known := self._owners.get(trajectory_id)) is not None:
+            owner = known
+        else:
             owner = await self._ask(trajectory_id, (key_id, agent_id))
             self._owners[trajectory_id] = owner
-        if owner != key_id:
+        if owner[0] != key_id:
             raise wrong_key(trajectory_id)
+        return agent_id or owner[1]
 
     async def run(self) -> NoReturn:
         """Write the claims that were decided without the database, once it answers again."""
@@ -69,7 +77,7 @@ class TrajectoryOwners:
                     for trajectory_id in batch:
                         self._unsaved.pop(trajectory_id, None)
 
-    async def _ask(self, trajectory_id: str, claim: PlayClaim) -> str:
+    async def _ask(self, trajectory_id: str, claim: PlayClaim) -> Owner:
         claim = self._unsaved.get(trajectory_id, claim)  # an earlier one comes first
         query = asyncio.create_task(claim_plays(self._store.pool, {trajectory_id: claim}))
         self._queries.add(query)
@@ -80,16 +88,16 @@ class TrajectoryOwners:
         query.cancel()  # not awaited: cancelling a query may take as long as its answer
         return self._claimed(trajectory_id, claim)
 
-    def _claimed(self, trajectory_id: str, claim: PlayClaim) -> str:
-        """Keep a claim until the database answers; return the owner's key id."""
+    def _claimed(self, trajectory_id: str, claim: PlayClaim) -> Owner:
+        """Keep a claim until the database answers; return the owner."""
         owner, _ = self._unsaved.setdefault(trajectory_id, claim)
         if len(self._unsaved) > MAX_UNSAVED:
             oldest = next(iter(self._unsaved))
             del self._unsaved[oldest]
             self._owners.pop(oldest, None)
-        return owner
+        return owner, None
 
-    def _on_answer(self, query: "asyncio.Task[dict[str, str]]") -> None:
+    def _on_answer(self, query: "asyncio.Task[dict[str, Owner]]") -> None:
         self._queries.discard(query)
         if not query.cancelled() and (error := query.exception()):
             if not isinstance(error, UNREACHABLE):

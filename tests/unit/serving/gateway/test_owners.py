@@ -11,7 +11,7 @@ from babylon.serving.gateway.play.owners import TrajectoryOwners
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 
-Row = dict[str, str]
+Row = dict[str, str | None]
 
 
 class Database:
@@ -19,7 +19,7 @@ class Database:
 
     def __init__(self) -> None:
         self.back = False
-        self.rows: Row = {}
+        self.rows: dict[str, str] = {}
 
     @property
     def pool(self) -> "Database":
@@ -32,7 +32,9 @@ class Database:
             raise ConnectionRefusedError
         for name, key in zip(ids, keys, strict=True):
             self.rows.setdefault(name, key)
-        return [{"trajectory_id": name, "key_id": self.rows[name]} for name in ids]
+        return [
+            {"trajectory_id": name, "key_id": self.rows[name], "started_by": None} for name in ids
+        ]
 
 
 @pytest.fixture
