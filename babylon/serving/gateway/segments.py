@@ -172,14 +172,14 @@ class Segment:
         return kept
 
 
-def abandoned(directory: Path) -> list[Segment]:
-    """Take over the segments whose processes have ended, the oldest first."""
+def abandoned(directory: Path) -> Iterator[Segment]:
+    """Take over the segments whose processes have ended, the oldest first, one at a time."""
     for path in directory.glob(f"*{PART}"):  # of a process that ended while it made the file
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > UNFINISHED_S:
                 path.unlink()
     paths = sorted(path for suffix in SUFFIXES for path in directory.glob(f"*{suffix}"))
-    return [segment for path in paths if (segment := Segment.take_over(path))]
+    yield from filter(None, map(Segment.take_over, paths))
 
 
 def keep_refused(directory: Path, record: bytes, call_id: str, why: str) -> None:

@@ -90,7 +90,9 @@ class Shipper:
         self._due.clear()
         begun = time.monotonic()
         if begun >= self._look_at:
-            self._segments[:0] = abandoned(self._directory)
+            for number, segment in enumerate(abandoned(self._directory)):
+                self._segments.insert(number, segment)
+                await asyncio.sleep(0)  # to read one takes milliseconds; an outage leaves thousands
             self._look_at = begun + LOOK_S
         for segment in list(self._segments):
             await self._ship(segment)

@@ -77,16 +77,16 @@ def test_a_flipped_bit_is_no_torn_end_and_the_file_is_kept(tmp_path: Path, limit
     (segment,) = abandoned(tmp_path)
     assert read_all(segment, limit) == (RECORDS[:10], DAMAGED)
     assert segment.set_aside().exists()
-    assert not abandoned(tmp_path)
+    assert not [*abandoned(tmp_path)]
 
 
 def test_a_segment_of_a_living_process_is_nobody_elses(tmp_path: Path) -> None:
     segment = Segment.create(tmp_path)
     segment.append(RECORDS)
-    assert not abandoned(tmp_path)
+    assert not [*abandoned(tmp_path)]
     segment.close()
     (taken,) = abandoned(tmp_path)
-    assert not abandoned(tmp_path)
+    assert not [*abandoned(tmp_path)]
     taken.remove()
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_was_never_finished_is_removed_once_it_is_old(tmp_path: Path
     for name in ("old", "new"):
         (tmp_path / f"{name}.part").touch()
     os.utime(tmp_path / "old.part", (0, 0))
-    assert not abandoned(tmp_path)
+    assert not [*abandoned(tmp_path)]
     assert [path.name for path in tmp_path.iterdir()] == ["new.part"]
 
 
