@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 from babylon.core.windows import Window
-from babylon.store.connection import Connection, Store
+from babylon.store.connection import Connection, Store, affected
 from babylon.store.session import Pool
 
 ROW_BYTES = 2**10  # what a step or a call costs in memory, however small it is
@@ -169,14 +169,24 @@ async def played_calls(
     return [PlayedCall(**row) for row in rows]
 
 
-async def adopt_calls(connection: Connection, trajectory_id: str, call_ids: Sequence[str]) -> None:
-    """Give calls that named no trajectory to this one, with the feedback that they had before."""
-    await connection.execute(_ADOPT_FEEDBACK, trajectory_id, list(call_ids))
-    await connection.execute(
+async def adopt_calls(
+    connection: Connection, trajectory_id: str, calls: Sequence[PlayedCall]
+) -> bool:
+    """Give calls that named no trajectory to this one, with the feedback that they had before.
+
+    Returns:
+        False if one is no longer where it was read: another trajectory took it meanwhile.
+    """
+    others = [one for one in calls if one.trajectory_id != trajectory_id]
+    ids = [one.call_id for one in others]
+    places = {one.trajectory_id for one in others if one.trajectory_id is not None}
+    await connection.execute(_ADOPT_FEEDBACK, trajectory_id, ids)
+    status = await connection.execute(
         "UPDATE babylon.calls SET trajectory_id = $1 WHERE call_id = ANY($2::text[])"
-        " AND trajectory_id IS DISTINCT FROM $1",
-        *(trajectory_id, list(call_ids)),
+        " AND (trajectory_id IS NULL OR trajectory_id = ANY($3::text[]))",
+        *(trajectory_id, ids, [*places]),
     )
+    return affected(status) == len(others)
 
 
 async def call_place(store: Store, call_id: str, key_id: str) -> str | None:

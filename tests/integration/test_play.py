@@ -33,6 +33,7 @@ from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
+from babylon.store.calls import insert_calls
 from babylon.store.late import store_collected
 from babylon.store.recording_rules import set_rule
 from babylon.store.windows import claim_window
@@ -46,6 +47,7 @@ from tests.integration.test_serving import (
     until_healthy,
 )
 from tests.tiny_policy import save_tiny_policy
+from tests.unit.serving.gateway.calls import call
 
 LAST_HOUR = window_at(datetime.now(UTC)).previous()
 
@@ -513,6 +515,31 @@ async def test_a_finish_whose_calls_are_too_large_is_refused_before_they_are_rea
     answer = await agent.send({"type": "finish", "trajectory_id": "t"})
     assert answer.status_code == 413
     assert "bytes of prompts and answers, of at most 2048" in answer.text
+
+
+async def test_of_two_trajectories_that_name_a_call_at_once_one_is_finished(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await insert_calls(store, [call(1, trajectory_id=None, agent_id=None, key_id="local")])
+    send, both, read = to_store(store), asyncio.Barrier(2), handler._records
+
+    async def at_once(*args: Any) -> Any:
+        records = await read(*args)
+        await both.wait()
+        return records
+
+    monkeypatch.setattr(handler, "_records", at_once)
+    for name in ("t", "u"):
+        begun = {"type": "start", "trajectory_id": name, "agent_id": "a"}
+        step = {"type": "step", "trajectory_id": name, "number": 0, "calls": ["c1"]}
+        await send([begun, step])
+    finishes = ([{"type": "finish", "trajectory_id": name}] for name in ("t", "u"))
+    results = [one for (one,) in await asyncio.gather(*map(send, finishes))]
+    refused, finished = sorted(results, key=lambda one: one["error"] is None)
+    assert (refused["status"], finished["calls"]) == (409, 1)
+    assert "names a call that another trajectory has taken" in str(refused["error"])
+    (row,) = await store.pool.fetch("SELECT * FROM trajectories")
+    assert row["trajectoryId"] == finished["trajectory_id"]
 
 
 async def test_finishes_leave_connections_to_recording_and_routes(

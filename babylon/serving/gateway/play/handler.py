@@ -236,7 +236,8 @@ class PlayHandler:
                 raise RequestError(409, str(error), code="conflict") from error
             await close_play(connection, play.trajectory_id, len(played.steps))
             await close_spans(connection, play.trajectory_id)
-            await adopt_calls(connection, play.trajectory_id, [one.call_id for one in records])
+            if not await adopt_calls(connection, play.trajectory_id, records):
+                raise _conflict(play, "names a call that another trajectory has taken")
             if event.reward is not None:
                 await _reward(connection, play, event.reward)
         return _stored(play, **counts)
