@@ -178,9 +178,8 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         absent = {tuple(seat) for seat in await connection.fetch(_SEATS, [*withheld.trajectories])}
-        query = _GAME_FILES["trajectories"]
         place = (window.start, window.end)
-        async for records in in_batches(connection, query, *place, size=_AT_A_TIME):
+        async for records in in_batches(connection, _TRACES, *place, size=_AT_A_TIME):
             ids = [record["trajectoryId"] for record in records]
             agents = [record["agentId"] for record in records]
             logs = await _by_trajectory(connection, _LOGS, ids)
@@ -224,14 +223,20 @@ def _players(steps_json: str) -> list[str]:
     return players_of(steps[0].environment_state.market) if steps else []
 
 
+# A game may have JSON as jsonb, and numbers as numeric.
+_TRACES = f"""
+    SELECT "trajectoryId", "agentId", "windowId", "scenarioId", "startTime", "endTime",
+        "finalStatus", "finalBalance"::float8, "finalPnL"::float8, "stepsJson"::text
+    FROM trajectories t WHERE {_PLAYED} ORDER BY "trajectoryId" COLLATE "C"
+"""
 _SEATS = """
     SELECT coalesce("scenarioId", "windowId"), "agentId" FROM trajectories
     WHERE "trajectoryId" = ANY($1::text[])
 """
 _LOGS = """
     SELECT "trajectoryId" AS trajectory_id, "callId" AS call_id, response,
-        "messagesJson" AS messages_json, "topP" AS top_p, "promptTokens" AS prompt_tokens,
-        "completionTokens" AS completion_tokens
+        "messagesJson"::text AS messages_json, "topP"::float8 AS top_p,
+        "promptTokens" AS prompt_tokens, "completionTokens" AS completion_tokens
     FROM llm_call_logs WHERE "trajectoryId" = ANY($1::text[])
 """
 # A call that names another agent's trajectory is ignored, as in collecting.

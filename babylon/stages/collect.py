@@ -58,7 +58,7 @@ _ROWS = f"""
 
 _LOGS = """
     SELECT l."trajectoryId", l."callId", l.response, l."messagesJson"::text,
-        CASE WHEN l."topP" BETWEEN 0 AND 1 THEN l."topP" END
+        CASE WHEN l."topP" BETWEEN 0 AND 1 THEN l."topP"::float8 END
     FROM llm_call_logs l WHERE l."trajectoryId" = ANY($1::text[])
     ORDER BY l.timestamp, l."callId" COLLATE "C"
 """

@@ -167,7 +167,7 @@ async def plays_before(
 async def steps_of(game: Connection, trajectory_ids: Sequence[str]) -> dict[str, str]:
     """Return trajectory id → ``stepsJson``."""
     rows = await game.fetch(
-        'SELECT "trajectoryId", "stepsJson" FROM trajectories'
+        'SELECT "trajectoryId", "stepsJson"::text FROM trajectories'
         ' WHERE "trajectoryId" = ANY($1::text[])',
         list(trajectory_ids),
     )
@@ -234,13 +234,13 @@ _NUMBER = r"\s*:\s*(-?[0-9]{1,18}(?:\.[0-9]{1,25})?(?:[eE][-+]?[0-9]{1,2})?)\s*[
 def _opening(key: str) -> str:
     """Return SQL for a number of the first step's state, if that is flat and comes first."""
     pattern = rf'^[^{{]*\{{[^{{]*"environmentState"\s*:\s*\{{[^{{}}]*"{key}"{_NUMBER}'
-    return f"""substring(left(t."stepsJson", 4096) FROM '{pattern}')::float8"""
+    return f"""substring(left(t."stepsJson"::text, 4096) FROM '{pattern}')::float8"""
 
 
 _COLUMNS = f"""
     t."startTime" AT TIME ZONE 'UTC' AS start, coalesce(t."isEvaluation", false) AS evaluation,
-    t."finalPnL" AS final_pnl, {_opening("agentPnL")} AS opening_pnl,
-    {_opening("agentBalance")} AS opening_balance, t."metricsJson" AS metrics_json
+    t."finalPnL"::float8 AS final_pnl, {_opening("agentPnL")} AS opening_pnl,
+    {_opening("agentBalance")} AS opening_balance, t."metricsJson"::text AS metrics_json
 """
 
 # Recognised sessions keep no arm, so they compare none.

@@ -17,19 +17,19 @@ OF_WINDOW = """
     o."windowId" = ANY($1::text[])
     AND (o."windowId" >= $2 OR NOT starts_with(o.id, o."windowId" || '-'))
 """
-# A change from a price of zero is NaN, which JSON cannot hold.
+# A change from a price of zero is NaN, which JSON cannot hold. An integer column has no NaN.
 _OUTCOMES = f"""
     SELECT o."windowId" AS window_id, json_build_object(
         'stockTicker', o."stockTicker",
-        'startPrice', nullif(o."startPrice", 'NaN'),
-        'endPrice', nullif(o."endPrice", 'NaN'),
-        'changePercent', nullif(o."changePercent", 'NaN'),
+        'startPrice', nullif(o."startPrice"::numeric, 'NaN'),
+        'endPrice', nullif(o."endPrice"::numeric, 'NaN'),
+        'changePercent', nullif(o."changePercent"::numeric, 'NaN'),
         'sentiment', o.sentiment,
         'newsEvents', o."newsEvents",
         'predictionMarketId', o."predictionMarketId",
         'question', o.question,
         'outcome', o.outcome,
-        'finalProbability', nullif(o."finalProbability", 'NaN')
+        'finalProbability', nullif(o."finalProbability"::numeric, 'NaN')
     )::text AS outcome_json
     FROM market_outcomes o WHERE {OF_WINDOW}
     ORDER BY o."windowId" COLLATE "C", o.id COLLATE "C"

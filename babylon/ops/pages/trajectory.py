@@ -52,7 +52,7 @@ async def read_trajectory(store: Store, trajectory_id: str) -> TrajectoryShown |
     """Return a trajectory as it was recorded, ``None`` if there is none of that id."""
     require_game_tables(store)
     row = await store.game.fetchrow(
-        'SELECT "trajectoryId", "agentId", "finalPnL", "stepsJson" FROM trajectories'
+        'SELECT "trajectoryId", "agentId", "finalPnL"::float8, "stepsJson" FROM trajectories'
         ' WHERE "trajectoryId" = $1',
         trajectory_id,
     )
