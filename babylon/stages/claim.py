@@ -22,7 +22,6 @@ from babylon.core.errors import (
     reason_of,
 )
 from babylon.core.failpoints import failpoint
-from babylon.core.home import Home
 from babylon.core.metrics import scored_metrics
 from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
@@ -30,7 +29,7 @@ from babylon.core.windows import DONE, IN_WORK, Window, WindowState
 from babylon.stages.train import trained_from
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE, guarded, read_clock
-from babylon.store.late import admit_late, note_late, store_collected
+from babylon.store.late import admit_late, free_for_training, note_late, store_collected
 from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.policies import policy_of_batch
 from babylon.store.releases import supersede
@@ -88,9 +87,9 @@ async def resume(
 ) -> tuple[Scored | None, Trained | None]:
     """Return the manifests of ``score`` and ``train`` that an earlier run of the window committed.
 
-    Scores are kept if ``fingerprint``, that of the present settings, is theirs and their artifact
-    is intact, so that an interrupted update resumes with the same batch. Without scores the window
-    starts over: earlier stages are cheap, and judgments are stored by themselves.
+    Scores are kept if ``fingerprint``, that of the present settings, is theirs, their artifact is
+    intact and all of its play may be trained, so that an interrupted update resumes with the same
+    batch. Without scores the window starts over: earlier stages are cheap, judgments are stored.
 
     Raises:
         SupersededError: the window's policy was never deployed, and its parent no longer leads.
@@ -109,7 +108,7 @@ async def resume(
             raise SupersededError(f"policy {policy.policy_version}: {reason}")
         return scored, trained_from(store, claim, policy)
     if row.state == WindowState.SCORED:
-        if scored and await _is_current(store.home, scored, fingerprint):
+        if scored and await _is_current(store, scored, fingerprint):
             return scored, None
         await set_state(store, claim, WindowState.CLAIMED)
     return None, None
@@ -127,14 +126,16 @@ async def commit_scored(store: Store, scored: Scored) -> None:
     await set_state(store, scored.claim, WindowState.SCORED, metrics=metrics, scored=scored)
 
 
-async def _is_current(home: Home, scored: Scored, fingerprint: str) -> bool:
+async def _is_current(store: Store, scored: Scored, fingerprint: str) -> bool:
     if scored.fingerprint != fingerprint:
         return False
+    columns = ["trajectory_id", "agent_id"]
     try:
-        await asyncio.to_thread(read_artifact, home, scored.artifact, ["trajectory_id"])
+        play = await asyncio.to_thread(read_artifact, store.home, scored.artifact, columns)
     except ArtifactError:
         return False
-    return True
+    # Play may have been taken down since, or trained by another recipe.
+    return len(await free_for_training(store, *map(list, play[columns]))) == len(play)
 
 
 async def _check_done(store: Store, window: Window) -> None:
