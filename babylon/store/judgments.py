@@ -5,6 +5,7 @@ It serves as the cache (a usable reply is found by its key and never bought twic
 row is entered before its request is sent, so a process that dies has paid for what it asked.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, date, datetime
@@ -237,38 +238,30 @@ async def write_to_game(
     ``scenarios`` maps trajectory id → scenario, the game's group. A row's ``rank`` is its place in
     the group: 1 is the best, and equal scores have equal ranks.
     """
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).replace(tzinfo=None)
+    model, rubric = (str(metrics.get(name, rows[0].scorer)) for name in ("model", "rubric"))
+    criteria = msgspec.json.encode({name: metrics[name] for name in sorted(metrics)}).decode()
+    groups: dict[str, list[float]] = {}
     for row in rows:
-        reasoning = " ".join(row.reasons)
-        group = [
-            r.score for r in rows if scenarios[r.trajectory_id] == scenarios[row.trajectory_id]
-        ]
-        await connection.execute(
-            'UPDATE trajectories SET "aiJudgeReward" = $2, "aiJudgeReasoning" = $3,'
-            ' "judgedAt" = $4, "updatedAt" = $4 WHERE "trajectoryId" = $1',
-            row.trajectory_id,
-            row.score,
-            reasoning,
-            now.replace(tzinfo=None),
-        )
-        await connection.execute(
-            _TELL,
-            row.trajectory_id,
-            str(metrics.get("model", row.scorer)),
-            str(metrics.get("rubric", row.scorer)),
-            row.score,
-            1 + sum(score > row.score for score in group),
-            scenarios[row.trajectory_id],
-            reasoning,
-            msgspec.json.encode({name: metrics[name] for name in sorted(metrics)}).decode(),
-            now.replace(tzinfo=None),
-        )
+        insort(groups.setdefault(scenarios[row.trajectory_id], []), row.score)
+    told = []
+    for row in rows:
+        scenario = scenarios[row.trajectory_id]
+        rank = 1 + len(groups[scenario]) - bisect_right(groups[scenario], row.score)
+        told.append((row.trajectory_id, row.score, " ".join(row.reasons), now, rank, scenario))
+    # In few statements: the window's row is locked meanwhile, and its lease cannot be renewed.
+    await connection.executemany(_MARK, [one[:4] for one in told])
+    await connection.executemany(_TELL, [(*one, model, rubric, criteria) for one in told])
 
 
+_MARK = """
+UPDATE trajectories SET "aiJudgeReward" = $2, "aiJudgeReasoning" = $3, "judgedAt" = $4,
+    "updatedAt" = $4 WHERE "trajectoryId" = $1
+"""
 _TELL = """
 INSERT INTO reward_judgments (id, "trajectoryId", "judgeModel", "judgeVersion", "overallScore",
     rank, "normalizedScore", "groupId", reasoning, "criteriaJson", "judgedAt")
-VALUES ('babylon-' || $1, $1, $2, $3, $4, $5, $4, $6, $7, $8, $9)
+VALUES ('babylon-' || $1, $1, $7, $8, $2, $5, $2, $6, $3, $9, $4)
 ON CONFLICT ("trajectoryId") DO UPDATE SET
     "judgeModel" = excluded."judgeModel",
     "judgeVersion" = excluded."judgeVersion",
