@@ -12,7 +12,7 @@ from datetime import datetime
 import asyncpg
 
 from babylon.core.windows import GAME_MINUTES, Window, WindowState, outcome_ids, window_at
-from babylon.store.connection import Store, affected
+from babylon.store.connection import Connection, Store, affected
 
 _BY_WINDOW = (
     *("scores", "rejections", "collected", "judgments", "late"),
@@ -116,18 +116,28 @@ async def remove_play(store: Store, window: Window, before: datetime) -> bool:
             window.key,
         )
         if store.game_tables_ours and not window.recipe:
-            for statement in (_LOGS, _JUDGMENTS, _TRAJECTORIES):
-                await connection.execute(statement, window.start, window.end, before)
-            hour = window_at(window.start, GAME_MINUTES)
-            while hour.start < window.end:
-                await connection.execute(_OUTCOMES, hour.start, hour.end, outcome_ids(hour))
-                hour = hour.next()
+            await _remove_game_rows(connection, window, before)
         await connection.execute(
             "UPDATE babylon.windows SET scored = NULL, collected_at = NULL,"
             " retired_at = clock_timestamp() WHERE window_id = $1",
             window.key,
         )
         return True
+
+
+async def _remove_game_rows(connection: Connection, window: Window, before: datetime) -> None:
+    """Remove the game's rows of a window in portions: those of a large one take minutes."""
+    ids = [row[0] for row in await connection.fetch(_OLD, window.start, window.end, before)]
+    for at in range(0, len(ids), _PLAYS_AT_A_TIME):
+        for table in ("llm_call_logs", "reward_judgments", "trajectories"):
+            await connection.execute(
+                f'DELETE FROM {table} WHERE "trajectoryId" = ANY($1::text[])',
+                ids[at : at + _PLAYS_AT_A_TIME],
+            )
+    hour = window_at(window.start, GAME_MINUTES)
+    while hour.start < window.end:
+        await connection.execute(_OUTCOMES, hour.start, hour.end, outcome_ids(hour))
+        hour = hour.next()
 
 
 async def remove_observations(store: Store, before: datetime, kept: Collection[Window]) -> None:
@@ -141,6 +151,7 @@ async def remove_observations(store: Store, before: datetime, kept: Collection[W
         pass
 
 
+_PLAYS_AT_A_TIME = 200  # each with up to hundreds of calls
 _PORTION = 5000  # rows that a statement removes: millions take longer than a query may
 # By place, because a tracker that merges into a row gives it another place, and the row stays.
 _OBSERVED = """
@@ -171,11 +182,10 @@ _IN_TIME = (
     " AND \"startTime\" < $2::timestamptz AT TIME ZONE 'UTC'"
 )
 # What was imported lately stays, however old it is: nobody has trained it.
-_OLD = f"{_IN_TIME} AND \"createdAt\" < $3::timestamptz AT TIME ZONE 'UTC'"
-_OF_TIME = f'"trajectoryId" IN (SELECT "trajectoryId" FROM trajectories WHERE {_OLD})'
-_LOGS = f"DELETE FROM llm_call_logs WHERE {_OF_TIME}"
-_JUDGMENTS = f"DELETE FROM reward_judgments WHERE {_OF_TIME}"
-_TRAJECTORIES = f"DELETE FROM trajectories WHERE {_OLD}"
+_OLD = f"""
+SELECT "trajectoryId" FROM trajectories
+WHERE {_IN_TIME} AND "createdAt" < $3::timestamptz AT TIME ZONE 'UTC'
+"""
 # Windows shorter than an hour share the truth of the hour.
 _OUTCOMES = (
     'DELETE FROM market_outcomes WHERE "windowId" = ANY($3::text[])'

@@ -138,6 +138,22 @@ async def test_ninety_days_keep_rows_and_files_flat(store: Store, ready: Setting
     assert window is not None and window.state == WindowState.REJECTED and window.scored is None
 
 
+async def test_a_large_window_goes_in_portions(
+    store: Store, ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million calls in one statement take longer than a query may, and nothing would ever go."""
+    await play(store, ready, day(0))
+    await store.pool.execute(
+        "CREATE FUNCTION few() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " ASSERT (SELECT count(*) FROM gone) <= 4; RETURN NULL; END $$;"
+        "CREATE TRIGGER few AFTER DELETE ON trajectories REFERENCING OLD TABLE AS gone"
+        " FOR EACH STATEMENT EXECUTE FUNCTION few()"
+    )
+    monkeypatch.setattr("babylon.store.play_in_use._PLAYS_AT_A_TIME", 4)
+    assert (await retire(store, ready, day(60).end)).windows == 1
+    assert (await sizes(store, ready))["trajectories"] == 0
+
+
 async def test_without_retention_everything_stays(store: Store, ready: Settings) -> None:
     await play(store, ready, day(0))
     off = ready.replace(windows={"retention_days": 0})
