@@ -27,7 +27,13 @@ from babylon.core.windows import Window
 from babylon.quality.merge_outcomes import merge_outcomes
 from babylon.quality.row_checks import Log
 from babylon.store import Store, require_game_tables
-from babylon.store.calls import CALL_COLUMNS, wait_until_recorded
+from babylon.store.calls import (
+    CALL_COLUMNS,
+    CALLS_OF_PLAYS,
+    OF_OWNER,
+    too_large_plays,
+    wait_until_recorded,
+)
 from babylon.store.connection import Connection, game_snapshot, read_clock
 from babylon.store.late import finished_play, free_for_training
 from babylon.store.market_outcomes import window_outcomes
@@ -63,8 +69,7 @@ _LOGS = """
     ORDER BY l.timestamp, l."callId" COLLATE "C"
 """
 
-# Tokens of untrainable calls are left out, because infinite logprobs have no JSON. A client may
-# name another's trajectory while a gateway cannot ask who began it: such calls are left out too.
+# Tokens of untrainable calls are left out, because infinite logprobs have no JSON.
 _USABLE = {
     "prompt_token_ids": "CASE WHEN usable THEN c.prompt_token_ids ELSE '{}' END",
     "completion_token_ids": "CASE WHEN usable THEN c.completion_token_ids ELSE '{}' END",
@@ -77,14 +82,9 @@ GATEWAY_CALLS = f"""
     SELECT trajectory_id, json_agg(row_to_json(r) ORDER BY started_at, call_id COLLATE "C")::text
     FROM (
         SELECT {", ".join(f"{_USABLE.get(name, 'c.' + name)} AS {name}" for name in CALL_COLUMNS)}
-        FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
-            JOIN babylon.calls c ON c.started_at >= $3 AND c.trajectory_id = t.trajectory_id
-                AND coalesce(c.agent_id, t.agent_id) = t.agent_id
-            LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id,
-            LATERAL (
-                SELECT c.trainable AND NOT c.logprobs && '{{NaN,Infinity,-Infinity}}' AS usable
-            ) u
-        WHERE coalesce(p.key_id = c.key_id, true)
+        FROM {CALLS_OF_PLAYS} CROSS JOIN LATERAL (
+            SELECT c.trainable AND NOT c.logprobs && '{{NaN,Infinity,-Infinity}}' AS usable
+        ) u WHERE {OF_OWNER}
     ) r GROUP BY 1
 """
 
@@ -148,7 +148,9 @@ async def _joined(
     columns: Columns = dict(zip(names, values, strict=True))
     ids = columns["trajectory_id"]
     logs = await _logged(connection, ids)
-    found = await store.pool.fetch(GATEWAY_CALLS, ids, columns["agent_id"], since)
+    large = await too_large_plays(store, ids, columns["agent_id"], since)
+    sound = [None if name in large else name for name in ids]
+    found = await store.pool.fetch(GATEWAY_CALLS, sound, columns["agent_id"], since)
     gateway = {row[0]: row[1] for row in found}
     columns["logs_json"] = [logs.get(name, "{}") for name in ids]
     columns["gateway_json"] = [gateway.get(name, "[]") for name in ids]

@@ -4,6 +4,7 @@ Training reads them: a call holds the exact tokens and logprobs that the policy 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -22,7 +23,9 @@ from babylon.store.gateways import LIVE_S, live_gateways
 from babylon.store.routes import CHANNEL
 
 ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
+MOST_BYTES = 2**27  # of a trajectory's calls; their tokens come to it, and JSON ends at 1 GiB
 _POLL_S = 0.05
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,20 @@ async def find_call(store: Store, call_id: str) -> RecordedCall:
     return RecordedCall(**dict(row))
 
 
+async def too_large_plays(
+    store: Store, trajectory_ids: Sequence[str], agents: Sequence[str], since: datetime
+) -> set[str]:
+    """Return the trajectories whose calls ``since`` then are too large to be read at once."""
+    rows = await store.pool.fetch(_SIZES, trajectory_ids, agents, since, MOST_BYTES)
+    for trajectory_id, size in rows:
+        log.warning(
+            "trajectory %s: its calls have %d bytes, of at most %d, and are left out, so that its"
+            " replies are trained as text alone: let the agent begin a new trajectory sooner",
+            *(trajectory_id, size, MOST_BYTES),
+        )
+    return {row["trajectory_id"] for row in rows}
+
+
 async def upsert_gap(store: Store, gap: RecordingGap) -> None:
     """Store a gap, or extend the one that began at the same time."""
     await store.pool.execute(
@@ -195,6 +212,27 @@ async def wait_until_recorded(
                 f"calls are not in the database after {timeout_s:.0f} s; they wait with"
                 f" {', '.join(map(str, late))}: look at its log"
             )
+
+
+# The calls ``c`` of trajectories and their agents ($1, $2) since a time ($3). A client may name
+# another's trajectory while a gateway cannot ask who began it: such calls are no part of it.
+CALLS_OF_PLAYS = """
+unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
+    JOIN babylon.calls c ON c.started_at >= $3 AND c.trajectory_id = t.trajectory_id
+        AND coalesce(c.agent_id, t.agent_id) = t.agent_id
+    LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id
+"""
+OF_OWNER = "coalesce(p.key_id = c.key_id, true)"
+
+# Postgres knows the length of a long text without reading it.
+_SIZES = f"""
+SELECT * FROM (
+    SELECT c.trajectory_id, sum(
+        octet_length(c.messages) + octet_length(c.response) + octet_length(c.parameters)
+        + coalesce(octet_length(c.answer), 0)
+    ) AS size FROM {CALLS_OF_PLAYS} WHERE {OF_OWNER} GROUP BY 1
+) AS plays WHERE size > $4 ORDER BY 1
+"""
 
 
 def _array(value: list[float]) -> str:

@@ -260,3 +260,23 @@ async def test_partitions_of_days_before_the_window_are_not_searched_for_its_cal
     plan = await store.pool.fetch(f"EXPLAIN {GATEWAY_CALLS}", [name], ["a"], since)
     searched = set(re.findall(r"Scan.* on (calls_\w+)", "\n".join(row[0] for row in plan)))
     assert searched == {f"calls_{since:%Y%m%d}", f"calls_{since + DAY:%Y%m%d}", "calls_other"}
+
+
+async def test_a_trajectory_with_too_many_calls_is_text_alone_and_costs_no_other(
+    store, settings, monkeypatch, caplog
+):
+    """Postgres makes no JSON of 1 GiB: the window would fail each time, for all who played."""
+    monkeypatch.setattr("babylon.store.calls.MOST_BYTES", 5000)
+    await insert_trajectories(store, {"trajectoryId": "endless"}, {"trajectoryId": "sound"})
+    said = [{"role": "user", "content": "x" * 1000}]
+    played = [recorded("endless", 0, "HOLD", said, call_id=f"e{n}") for n in range(6)]
+    played += [recorded("sound", 0, "HOLD", said, call_id=f"s{n}") for n in range(3)]
+    # What another agent says of the trajectory does not count.
+    played += [recorded("sound", 0, "HOLD", said, agent_id="other") for _ in range(6)]
+    await insert_calls(store, played)
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
+    rows = read_artifact(settings.home, collected.artifact, ["trajectory_id", "gateway_json"])
+    calls = {name: [one["call_id"] for one in json.loads(text)] for name, text in rows.iter_rows()}
+    assert calls == {"endless": [], "sound": ["s0", "s1", "s2"]}
+    assert "trajectory endless: its calls have 6" in caplog.text
+    assert "trajectory sound" not in caplog.text
