@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -16,6 +18,7 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.errors import DatabaseError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
+from babylon.core.windows import last_complete_window
 from babylon.migrations import VERSIONS
 from babylon.ops.up.prefect_setup import PREFECT_DATABASE, prefect_database
 from babylon.recorder.trajectory import TrajectoryRecorder
@@ -23,12 +26,13 @@ from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.collect import collect_window
 from babylon.stages.readiness import window_reports
 from babylon.store import open_store
+from babylon.store.connection import read_clock
 from babylon.store.late import note_late
 from babylon.store.postgres_programs import binaries
 from babylon.store.scores import list_scores
 from babylon.store.windows import claim_window
 from tests.conftest import real_rows
-from tests.integration.game import WINDOW, claim, insert_real_window
+from tests.integration.game import WINDOW, claim, insert_real_window, insert_trajectories
 from tests.other_postgres import PASSWORD, OtherPostgres
 
 GAME = (VERSIONS / "0001_game_tables.sql").read_text()
@@ -210,6 +214,38 @@ async def test_a_replica_is_read_and_its_primary_written(
         )
         assert collected.artifact.rows == 15
         TrajectoryRecorder(store)
+
+
+async def test_a_replica_of_a_game_elsewhere_is_waited_for_until_now(
+    pair: tuple[OtherPostgres, OtherPostgres], tmp_path: Path
+) -> None:
+    """A row that is written just after the window is in time, and the replica lags behind it."""
+    primary, standby = pair
+    settings = await migrated(primary, tmp_path)
+    settings = settings.replace(database={"game_url": standby.url("postgres")})
+    async with open_store(settings) as same:
+        store = replace(same, records=False)  # as of a database that we do not write
+        window = last_complete_window((await read_clock(store)).now)
+        started = f"{window.end - timedelta(minutes=1):%Y-%m-%dT%H:%M:%S}"
+        written = {"trajectoryId": "before", "startTime": started, "windowId": None}
+        await store.pool.execute('TRUNCATE "User", trajectories')
+        await insert_trajectories(store, written, {"trajectoryId": "just now"})
+        while not await store.game.fetchval("SELECT count(*) = 2 FROM trajectories"):
+            await asyncio.sleep(0.05)
+        await store.game.execute("SELECT pg_wal_replay_pause()")
+        await store.pool.execute(
+            'UPDATE trajectories SET "startTime" = $1::text::timestamp, "windowId" = NULL', started
+        )
+        held = await claim_window(store, window, owner="test", lease_s=60)
+
+        async def go_on() -> None:
+            await asyncio.sleep(0.5)
+            await store.game.execute("SELECT pg_wal_replay_resume()")
+
+        collected, _ = await asyncio.gather(
+            collect_window(store, settings.home, held, window), go_on()
+        )
+    assert collected.artifact.rows == 2
 
 
 @pytest.fixture
