@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from babylon.core.errors import WindowNotReadyError
+from babylon.core.errors import WindowError, WindowNotReadyError
 from babylon.core.home import Home
 from babylon.core.metrics import scored_metrics
 from babylon.core.settings import QualitySettings, WindowSettings
@@ -53,13 +53,18 @@ async def judge_again(
     the length with which it was trained.
 
     Raises:
-        WindowError: the id is not a window's.
+        WindowError: the id is not a window's, or a recipe's.
         WindowNotReadyError: the window is not done, was never scored, or has no market outcomes.
         ScoringError: the scorer failed; no score was stored.
     """
     row = await get_window(store, window_id.partition("+")[0])
     window = parse_window_id(window_id, row.minutes if row else windows.minutes)
-    again = replace(window, recipe=window.recipe or JUDGED_AGAIN)
+    if window.recipe not in ("", JUDGED_AGAIN):  # its own scores may still be trained
+        raise WindowError(
+            f"window {window_id} is a recipe's: only the play of {window.id} is judged again, name"
+            " that window"
+        )
+    again = replace(window, recipe=JUDGED_AGAIN)
     first = {row.trajectory_id: row.score for row in await list_scores(store, window.id)}
     async with claimed(store, windows, again) as claim:
         collected = await collect_window(store, home, claim, again, scored=list(first))

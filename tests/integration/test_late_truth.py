@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -23,7 +24,7 @@ from babylon.stages.validate import validate_window
 from babylon.store.connection import read_clock
 from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.scores import list_scores
-from babylon.store.windows import get_window, set_state
+from babylon.store.windows import claim_window, get_window, release, set_state
 from babylon.tasks.collect import collect
 from tests.integration.game import WINDOW, claim, insert, insert_real_window, real_rows
 
@@ -189,3 +190,18 @@ async def test_outcomes_that_came_late_change_the_scores_and_train_nothing(store
     assert "nothing of it is trained" in reports[-1].missing[0]
     longer = settings.replace(windows={"minutes": 240})  # no window of this length starts at 09:00
     assert await with_truth(store, longer) == again
+
+
+async def test_the_scores_of_a_recipe_that_waits_for_training_are_not_replaced(store, settings):
+    await judged_without_truth(store, settings)
+    await insert(store, "market_outcomes", real_rows("market_outcomes"))
+    recipe = replace(WINDOW, recipe="second")
+    held = await claim_window(store, recipe, owner="me", lease_s=60)
+    await set_state(store, held, WindowState.SCORED)
+    await release(store, held, "an experiment runs", "waits")
+    groups = (settings.home, settings.windows, settings.quality)
+    score = partial(score_window, settings=settings)
+    with pytest.raises(WindowError, match="is a recipe's: only the play of 2025-11-14T09:00"):
+        await judge_again(store, *groups, recipe.key, score)
+    row = await get_window(store, recipe.key)
+    assert row.state == WindowState.SCORED
