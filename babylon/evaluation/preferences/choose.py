@@ -58,7 +58,11 @@ def informative(rows: Sequence[TrainingRow], most: int) -> list[DecisionPoint]:
             for row, call in met
         ]
         points.sort(key=lambda point: (-point.disagreement[2], point.trajectory_id))
-        ranked += enumerate(points)
+        # What is sampled is stored by step: of an agent's calls there, one is answered again.
+        of_agents: dict[str, DecisionPoint] = {}
+        for point in points:
+            of_agents.setdefault(point.trajectory_id, point)
+        ranked += enumerate(of_agents.values())
     ranked.sort(
         key=lambda one: (
             one[0],

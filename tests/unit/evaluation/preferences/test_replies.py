@@ -58,6 +58,16 @@ def test_moments_whose_rewards_differ_most_come_first_and_each_once() -> None:
     assert informative(rows, 2) == points[:2]
 
 
+def test_of_a_steps_calls_one_is_answered_again() -> None:
+    """Replies are stored by step: a second call would replace the first one's, and a run that
+    resumes would sample, and pay a judge, again."""
+    surprising = call(0, NO, logprobs=(-2.0, -2.0))
+    points = informative([row("a", call(0), surprising, call(1)), row("b", call(0))], 9)
+    asked = [(point.trajectory_id, point.call.step) for point in points]
+    assert sorted(asked) == [("a", 0), ("a", 1), ("b", 0)]
+    assert next(p.call for p in points if p.call.step == 0) == surprising
+
+
 def test_calls_without_exact_prompts_are_not_answered_again() -> None:
     unusable = [
         call(0, prompt_token_ids=None),
