@@ -57,19 +57,19 @@ class WindowSettings(Group):
     """Smallest number of eligible agents with which a window is trained."""
     lookback_hours: int = _env(168, "LOOKBACK_HOURS", ge=1, le=MAX_HOURS)
     """Hours from now back to the oldest window that is searched for work."""
-    frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", ge=1)
+    frequency: int = _env(1, "TRAINING_FREQUENCY_WINDOWS", ge=1, le=MAX_HOURS)
     """Number of windows that close before `train --mode continuous` looks for work again."""
-    grace_s: float = _env(60.0, "WINDOW_GRACE_SECONDS", ge=0)
+    grace_s: float = _env(60.0, "WINDOW_GRACE_SECONDS", ge=0, le=MAX_HOURS)
     """Seconds to wait for late rows after the end of a window."""
     # Longer than an hourly job of the game needs, shorter than a window: play that is trained later
     # than in the next window is staler than MAX_STALENESS allows.
-    outcomes_wait_s: float = _env(1800.0, "OUTCOMES_WAIT_SECONDS", ge=0)
+    outcomes_wait_s: float = _env(1800.0, "OUTCOMES_WAIT_SECONDS", ge=0, le=MAX_HOURS)
     """Longest wait in seconds for market outcomes after a window's end; at most its own length."""
-    freshness_hours: float = _env(2.0, "FRESHNESS_HOURS", gt=0)
+    freshness_hours: float = _env(2.0, "FRESHNESS_HOURS", gt=0, le=MAX_HOURS)
     """Hours without play after which an alarm is raised; at least two windows."""
-    lease_s: float = _env(60.0, "LEASE_SECONDS", gt=0)
+    lease_s: float = _env(60.0, "LEASE_SECONDS", gt=0, le=MAX_HOURS)
     """Seconds after which another run may take over a window whose run shows no sign of life."""
-    retention_days: int = _env(30, "RETENTION_DAYS", ge=0)
+    retention_days: int = _env(30, "RETENTION_DAYS", ge=0, le=MAX_HOURS // 24)
     """Days after which play that is not in use is removed. 0 keeps it."""
     recipe: str = _env("", "RECIPE", pattern=f"^({RECIPE_PATTERN})?$")
     """Name of a recipe. It takes up finished windows, and trains what they never trained."""

@@ -72,6 +72,9 @@ def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> No
         ("WARMUP_STEPS", "-1", "greater than or equal to 0"),
         ("MAX_TOKENS", "0", "greater than or equal to 1"),
         ("KEEP_CHECKPOINTS", "0", "greater than or equal to 1"),
+        ("RETENTION_DAYS", "999999", "less than or equal to 36600"),  # no date is so long ago
+        ("WINDOW_GRACE_SECONDS", "1e300", "less than or equal to 878400"),
+        ("LEASE_SECONDS", "1e15", "less than or equal to 878400"),
         ("WANDB_MODE", "shared", "'offline', 'online' or 'disabled'"),
         ("LOCAL_ENDPOINT", "http://localhost:8000/v1", "LOCAL_ENDPOINT=http://localhost:8000$"),
     ],
