@@ -242,9 +242,10 @@ async def change_state(connection: Connection, claim: Claim, state: WindowState)
             " `babylon windows list`"
         )
     skipped = state == WindowState.SKIPPED
-    if skipped:
-        attempts = min(attempts, MOST_SKIPS)
-    elif state != WindowState.FAILED and state not in IN_WORK:
+    gives_up = skipped or state == WindowState.FAILED
+    if gives_up:  # this attempt counts, though `windows retry` may have set the number to 0
+        attempts = max(min(attempts, MOST_SKIPS) if skipped else attempts, 1)
+    elif state not in IN_WORK:
         attempts = 0
     await connection.execute(
         "UPDATE babylon.windows SET state = $2, updated_at = now(),"
@@ -254,7 +255,7 @@ async def change_state(connection: Connection, claim: Claim, state: WindowState)
         state,
         state in _ACTIVE,
         attempts,
-        backoff(attempts) if skipped or state == WindowState.FAILED else None,
+        backoff(attempts) if gives_up else None,
     )
 
 

@@ -168,6 +168,20 @@ async def test_a_skipped_window_is_left_alone_until_it_is_to_be_tried_again(
     assert await chosen() == [WINDOW.key]
 
 
+@pytest.mark.parametrize("state", [WindowState.FAILED, WindowState.SKIPPED])
+async def test_a_worker_that_wakes_after_a_retry_by_hand_still_ends_its_window(
+    store: Store, state: WindowState
+) -> None:
+    """It looked lost. Its end counts as the first attempt, and keeps its reason."""
+    claim = await claim_window(store, WINDOW, owner="slow", lease_s=60)
+    await store.pool.execute("UPDATE babylon.windows SET lease_until = now() - interval '1 s'")
+    await retry_window(store, WINDOW, "alice")
+    await set_state(store, claim, state, reason="no judge")
+    row = await get_window(store, WINDOW.key)
+    assert row and (row.state, row.attempts, row.reason) == (state, 1, "no judge")
+    assert row.retry_at and row.retry_at > row.updated_at
+
+
 async def test_a_recipe_that_nobody_tried_is_not_skipped(store: Store) -> None:
     recipe = parse_window_id(f"{WINDOW.id}+again")
     with pytest.raises(WindowError, match=r"\+again, and no run chooses a recipe by itself"):
