@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from babylon.core.artifacts import remove_unfinished
@@ -32,7 +32,7 @@ from babylon.store.checkpoints_in_use import (
     mark_removed,
     worked_windows,
 )
-from babylon.store.connection import Store
+from babylon.store.connection import Store, read_now
 from babylon.store.experiments import forget_arms
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ async def sweep(store: Store, home: Home, lookback_hours: float) -> None:
     windows = await worked_windows(store)
     removed = {Path(uri): gone for uri, gone in (await checkpoints(store)).items()}
     held = {path.name for path, gone in removed.items() if not gone}
-    oldest = datetime.now(UTC) - timedelta(hours=lookback_hours)
+    oldest = await read_now(store) - timedelta(hours=lookback_hours)
     for path in found:
         if path in removed:
             over = removed[path]

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from babylon.core.home import Home
@@ -18,7 +18,7 @@ from babylon.core.windows import AT_REST, parse_window_id
 from babylon.stages.in_use import oldest_in_use, spent
 from babylon.store.backup_lock import retention_lock
 from babylon.store.call_partitions import remove_calls
-from babylon.store.connection import Store
+from babylon.store.connection import Store, read_now
 from babylon.store.play_in_use import (
     WindowUse,
     held_as,
@@ -66,7 +66,7 @@ async def retire_play(
     if not windows.retention_days:
         return RetiredPlay()
     before = oldest_in_use(
-        now or datetime.now(UTC),
+        now or await read_now(store),  # a worker's wrong clock must remove nothing
         days=windows.retention_days,
         lookback_hours=windows.lookback_hours,
         experiment_began=await running_experiment_began(store),

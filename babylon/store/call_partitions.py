@@ -14,7 +14,7 @@ from typing import NoReturn
 import asyncpg
 
 from babylon.core.windows import Window
-from babylon.store.connection import UNREACHABLE, Connection, Store, affected
+from babylon.store.connection import UNREACHABLE, Connection, Store, affected, read_now
 
 log = logging.getLogger(__name__)
 AHEAD = timedelta(days=3)
@@ -45,7 +45,8 @@ async def keep_ahead(store: Store) -> NoReturn:
     """Make the partitions of the next days, again and again."""
     while True:
         try:
-            await make_partitions(store, datetime.now(UTC) + AHEAD)
+            # A clock here that is years ahead would make a table for each of their days.
+            await make_partitions(store, await read_now(store) + AHEAD)
         except UNREACHABLE as error:
             log.debug("no partition is made now: %r", error)
         except asyncpg.PostgresError as error:  # no right to, or a lock: no call is lost by it

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 
 import asyncpg
 
@@ -345,6 +346,12 @@ async def read_clock(store: Store) -> Clock:
     return replace(
         clock, oldest_writer=min(writers, default=None), hidden=clock.hidden + game.hidden
     )
+
+
+async def read_now(store: Store) -> datetime:
+    """Read the time of our own database, also while the game's is away."""
+    now: datetime = await store.pool.fetchval("SELECT clock_timestamp()")
+    return now
 
 
 async def clock_of(connection: Connection) -> Clock:

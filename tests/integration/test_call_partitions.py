@@ -1,7 +1,8 @@
 """Calls in partitions by day: made ahead, filled once, dropped when they are old."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import NoReturn
 
 import asyncpg
 import pytest
@@ -37,6 +38,27 @@ async def test_a_call_is_stored_once_in_the_partition_of_its_day(store: Store) -
         "c2": f"calls_{far:%Y%m%d}",
         "c3": "calls_other",
     }
+
+
+async def test_a_gateways_wrong_clock_makes_no_partitions_of_years(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class YearsAhead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=400)
+
+    async def sleep(_: float) -> NoReturn:
+        raise InterruptedError
+
+    monkeypatch.setattr(call_partitions, "datetime", YearsAhead)
+    monkeypatch.setattr(call_partitions.asyncio, "sleep", sleep)
+    with pytest.raises(InterruptedError):
+        await call_partitions.keep_ahead(store)
+    made = await store.pool.fetchval(
+        "SELECT count(*) FROM pg_inherits WHERE inhparent = 'babylon.calls'::regclass"
+    )
+    assert made == 2  # those of a new database
 
 
 async def test_an_old_day_is_dropped_once_no_window_of_it_is_in_use(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import polars as pl
@@ -12,8 +12,9 @@ from babylon.core.artifacts import write_artifact
 from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.types import Scored
-from babylon.core.windows import Window, WindowState
+from babylon.core.windows import Window, WindowState, window_at
 from babylon.stages import retire_play as stage
+from babylon.stages.retention import sweep
 from babylon.stages.retire_play import RetiredPlay, retire_play
 from babylon.store import Store
 from babylon.store.backup_lock import backup_lock
@@ -152,6 +153,32 @@ async def test_a_large_window_goes_in_portions(
     monkeypatch.setattr("babylon.store.play_in_use._PLAYS_AT_A_TIME", 4)
     assert (await retire(store, ready, day(60).end)).windows == 1
     assert (await sizes(store, ready))["trajectories"] == 0
+
+
+class YearsAhead(datetime):
+    """A clock that is wrong by years, as after the loss of a battery."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.now(tz) + timedelta(days=4000)
+
+
+async def test_a_workers_wrong_clock_removes_nothing(
+    store: Store, ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = window_at(datetime.now(UTC) - timedelta(days=2))
+    await play(store, ready, window)
+    before = await sizes(store, ready)
+    for module in ("retire_play", "retention"):
+        monkeypatch.setattr(f"babylon.stages.{module}.datetime", YearsAhead)
+    assert (await retire_play(store, ready.home, ready.windows)).windows == 0
+    assert await sizes(store, ready) | {"bytes": 0} == before | {"bytes": 0}
+    # The progress of an update that may go on stays too.
+    progress = ready.home.progress / f"{window.start:%Y-%m-%dT%H%M}-e1"
+    progress.mkdir(parents=True)
+    await store.pool.execute("UPDATE babylon.windows SET state = 'failed', updated_at = now()")
+    await sweep(store, ready.home, ready.windows.lookback_hours)
+    assert progress.is_dir()
 
 
 async def test_without_retention_everything_stays(store: Store, ready: Settings) -> None:
