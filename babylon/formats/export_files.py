@@ -5,7 +5,7 @@ Traces carry no ground truth: no ``gameKnowledge``, no outcomes, no verdicts on 
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ from babylon.formats.trace import (
 )
 from babylon.quality.decode import without_unread
 from babylon.quality.row_checks import RecordedAnswer, read_or_none
-from babylon.store.calls import CALL_COLUMNS
+from babylon.store.calls import CALL_COLUMNS, CALLS_BEFORE, CALLS_OF_PLAYS, OF_OWNER
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
 from babylon.store.published import Withheld, read_withheld
@@ -178,13 +178,13 @@ async def read_window_traces(store: Store, window: Window) -> AsyncIterator[Trac
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         absent = {tuple(seat) for seat in await connection.fetch(_SEATS, [*withheld.trajectories])}
-        place = (window.start, window.end)
+        place, since = (window.start, window.end), window.start - CALLS_BEFORE
         async for records in in_batches(connection, _TRACES, *place, size=_AT_A_TIME):
             ids = [record["trajectoryId"] for record in records]
             agents = [record["agentId"] for record in records]
             logs = await _by_trajectory(connection, _LOGS, ids)
             async with store.pool.acquire() as own:
-                calls = await _by_trajectory(own, _CALLS, ids, agents)
+                calls = await _by_trajectory(own, _CALLS, ids, agents, since)
             for record in records:
                 name = record["trajectoryId"]
                 if _is_down(record, withheld, absent):
@@ -239,21 +239,15 @@ _LOGS = """
         "promptTokens" AS prompt_tokens, "completionTokens" AS completion_tokens
     FROM llm_call_logs WHERE "trajectoryId" = ANY($1::text[])
 """
-# A call that names another agent's trajectory is ignored, as in collecting.
-_CALLS = """
-    SELECT c.*, CASE WHEN NOT trainable OR logprobs && '{NaN,Infinity,-Infinity}'
+_CALLS = f"""
+    SELECT c.*, CASE WHEN NOT trainable OR logprobs && '{{NaN,Infinity,-Infinity}}'
         THEN coalesce(untrainable_reason, 'a logprob is not finite') END AS untrainable
-    FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
-        JOIN babylon.calls c ON c.trajectory_id = t.trajectory_id
-            AND coalesce(c.agent_id, t.agent_id) = t.agent_id
-        LEFT JOIN babylon.plays p ON p.trajectory_id = c.trajectory_id
-    WHERE coalesce(p.key_id = c.key_id, true)
-    ORDER BY c.started_at, c.call_id COLLATE "C"
+    FROM {CALLS_OF_PLAYS} WHERE {OF_OWNER} ORDER BY c.started_at, c.call_id COLLATE "C"
 """
 
 
 async def _by_trajectory(
-    connection: Connection, query: str, *arguments: Sequence[str]
+    connection: Connection, query: str, *arguments: object
 ) -> defaultdict[str, list[asyncpg.Record]]:
     rows: defaultdict[str, list[asyncpg.Record]] = defaultdict(list)
     for row in await connection.fetch(query, *arguments):

@@ -12,7 +12,7 @@ overlap: batch N is written, calls are joined to batch N + 1, and Postgres reads
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar, cast
 
 import asyncpg
@@ -29,6 +29,7 @@ from babylon.quality.row_checks import Log
 from babylon.store import Store, require_game_tables
 from babylon.store.calls import (
     CALL_COLUMNS,
+    CALLS_BEFORE,
     CALLS_OF_PLAYS,
     OF_OWNER,
     too_large_plays,
@@ -44,9 +45,6 @@ U = TypeVar("U")
 _ROWS_AT_A_TIME = 100
 _SILENT_S = 60.0  # a gateway that a stalled database silenced for so long still holds calls
 _WAIT_S = 70.0  # until one that died counts as silent
-# Calls begin after their window does, at a gateway whose clock and time zone may be others than the
-# game's. A simulated window is played later than its own time, so there is no bound on that side.
-_CALLS_BEFORE = timedelta(days=1)
 
 TRAJECTORIES = f"""
     SELECT t."trajectoryId", t."agentId" FROM trajectories t
@@ -125,7 +123,7 @@ async def collect_window(
         while rows or records:
             rows, records = await _together(
                 _write(writer, rows),
-                _joined(store, beside, records, outcomes, window.start - _CALLS_BEFORE),
+                _joined(store, beside, records, outcomes, window.start - CALLS_BEFORE),
                 _read(connection, next(batches, [])),
             )
     return Collected(claim=claim, artifact=writer.artifact, outcomes=len(truth))

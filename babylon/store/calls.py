@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 from types import NoneType
 from typing import Any
@@ -24,6 +24,9 @@ from babylon.store.routes import CHANNEL
 
 ARE_CALLS_RECORDED = "recorded?"  # asks the gateways to announce ``recorded_until`` at once
 MOST_BYTES = 2**27  # of a trajectory's calls; their tokens come to it, and JSON ends at 1 GiB
+# Calls begin after their window does, at a gateway whose clock and time zone may be others than the
+# game's. A simulated window is played later than its own time, so there is no bound on that side.
+CALLS_BEFORE = timedelta(days=1)
 _POLL_S = 0.05
 log = logging.getLogger(__name__)
 
