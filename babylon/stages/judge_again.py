@@ -19,6 +19,7 @@ from babylon.stages.claim import claimed
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import check_artifact
 from babylon.store import Store
+from babylon.store.late import without_taken_down
 from babylon.store.scores import list_scores
 from babylon.store.windows import get_window, set_state
 
@@ -49,6 +50,8 @@ async def judge_again(
 ) -> JudgedAgain:
     """Score the trajectories of a finished window that have a score, with the truth known now.
 
+    Those that were taken down since are left out: no judge may read them.
+
     ``score`` is stage ``score`` under the settings: ``score(store, thinned=...)``. The window keeps
     the length with which it was trained.
 
@@ -67,7 +70,8 @@ async def judge_again(
     again = replace(window, recipe=JUDGED_AGAIN)
     first = {row.trajectory_id: row.score for row in await list_scores(store, window.id)}
     async with claimed(store, windows, again) as claim:
-        collected = await collect_window(store, home, claim, again, scored=list(first))
+        allowed = await without_taken_down(store, first)
+        collected = await collect_window(store, home, claim, again, scored=allowed)
         if not collected.outcomes:
             raise WindowNotReadyError(
                 f"window {window.id} has no market outcomes yet: its scores would stay as they are"

@@ -81,6 +81,14 @@ WHERE NOT EXISTS (SELECT FROM babylon.trained d WHERE d.trajectory_id = t.trajec
   AND {_ALLOWED}
 """
 
+_AGENTS = """
+SELECT "trajectoryId", "agentId" FROM trajectories WHERE "trajectoryId" = ANY($1::text[])
+"""
+_IN_PLACE = f"""
+SELECT t.trajectory_id FROM unnest($1::text[], $2::text[]) t (trajectory_id, agent_id)
+WHERE {_ALLOWED}
+"""
+
 _FINISHED_PLAY = """
 SELECT coalesce(range_agg(tsrange(start, start + make_interval(mins => minutes))), '{}')::text
 FROM babylon.windows, LATERAL (SELECT left(window_id, 16)::timestamp AS start) AS s
@@ -181,6 +189,13 @@ async def free_for_training(
     """Return those that were never trained nor taken down, and are not late or are admitted."""
     rows = await store.pool.fetch(_FREE, list(trajectory_ids), list(agents))
     return {row[0] for row in rows}
+
+
+async def without_taken_down(store: Store, trajectory_ids: Iterable[str]) -> list[str]:
+    """Return the trajectories that are in the game and were not taken down."""
+    rows = await store.game.fetch(_AGENTS, list(trajectory_ids))
+    columns = ([row[at] for row in rows] for at in (0, 1))
+    return [row[0] for row in await store.pool.fetch(_IN_PLACE, *columns)]
 
 
 async def count_late(store: Store, window_id: str) -> int:

@@ -23,6 +23,7 @@ from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.connection import read_clock
 from babylon.store.market_outcomes import awaits_outcomes
+from babylon.store.published import withhold
 from babylon.store.scores import list_scores
 from babylon.store.windows import claim_window, get_window, release, set_state
 from babylon.tasks.collect import collect
@@ -190,6 +191,8 @@ async def test_outcomes_that_came_late_change_the_scores_and_train_nothing(store
     assert "nothing of it is trained" in reports[-1].missing[0]
     longer = settings.replace(windows={"minutes": 240})  # no window of this length starts at 09:00
     assert await with_truth(store, longer) == again
+    await withhold(store, "agent", real_rows("trajectories")[0]["agentId"], "asked to")
+    assert (await with_truth(store, settings)).trajectories == 4
 
 
 async def test_the_scores_of_a_recipe_that_waits_for_training_are_not_replaced(store, settings):
