@@ -82,8 +82,7 @@ def _runs(document: Document) -> Iterator[_Run]:
         if isinstance(page, list)
         else [(document.place, document.value)]
     )
-    while waiting:
-        place, value = waiting.pop(0)
+    for place, value in waiting:  # it grows meanwhile
         if not isinstance(value, dict):
             continue
         yield _Run(place, value)
