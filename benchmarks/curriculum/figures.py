@@ -39,7 +39,8 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
         for number, run in enumerate(own):
             decisions, pnl = _curve(run)
             label = name if number == 0 else None
-            left.plot(decisions, pnl, color=colour, alpha=0.8, label=label)
+            marker = "o" if len(pnl) == 1 else None
+            left.plot(decisions, pnl, color=colour, alpha=0.8, label=label, marker=marker)
         ends = [run.pnl for run in own]
         low, high = min(ends), max(ends)
         if len(own) == 1:
@@ -51,14 +52,17 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
         axes.axhline(runs[0].base_pnl, color="grey", ls=":", lw=1)
     left.set(xlabel="decisions played", ylabel="the fleet's mean P&L, $", xscale="log")
     left.legend(loc="best", fontsize="small")
-    seeds = ", ".join(f"{name}: {len(own)}" for name, own in sorted(arms.items()))
+    counts = {name: len(own) for name, own in sorted(arms.items())}
+    seeds = "seeds: " + ", ".join(f"{name}: {count}" for name, count in counts.items())
+    if len({*counts.values()}) == 1:
+        seeds = f"{len(runs) // len(counts)} seeds each"
     right.set(
         xticks=range(len(arms)),
         xlim=(-0.5, len(arms) - 0.5),
         ylabel="P&L on unseen worlds, $",
-        title=f"seeds: {seeds}",
+        title=seeds,
     )
-    right.set_xticklabels(sorted(arms), rotation=15)
+    right.set_xticklabels(sorted(arms), rotation=15, ha="right")
     best, base = f"-- best rule ({runs[0].rule})", "·· base model"
     figure.suptitle(f"{level}: {best}, {base}")
     figure.savefig(target, dpi=110)
