@@ -119,8 +119,10 @@ class VllmFleet:
                 404, f"policy {name!r} is not loaded; loaded: {', '.join(self.names) or 'none'}"
             )
         server = self._servers[key]
-        await server.unload(name)
-        self._retire_if_idle(key, server)
+        try:
+            await server.unload(name)
+        finally:  # also if the gateway does not wait for the answer of a busy server
+            self._retire_if_idle(key, server)
 
     async def ready(self) -> list[PolicyCard]:
         """Return the policies that can answer now."""

@@ -190,3 +190,43 @@ async def test_a_cancelled_load_leaves_no_server_without_a_policy(
                     await asyncio.sleep(0.01)
         finally:
             await fleet.close()
+
+
+async def test_a_server_without_a_policy_stops_though_nobody_waits_for_the_unload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def unload(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes(
+        [
+            models(BASE),
+            answering("POST", "/v1/load_lora_adapter", "Success"),
+            answering("POST", "/v1/chat/completions", "{}"),
+            answering("GET", "/metrics", ""),
+            web.post("/v1/unload_lora_adapter", unload),
+        ]
+    )
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    running = Service(name="vLLM server", command=("sleep", "60"), log=tmp_path / "log")
+    monkeypatch.setattr(vllm_host, "vllm_service", lambda *_, **__: running)
+    given = {"logs": tmp_path, "reserved_ports": (), "secret": "", "cpu": False}
+    async with TestServer(app, host="127.0.0.1") as served, aiohttp.ClientSession() as http:
+        monkeypatch.setattr(vllm_host, "free_port", lambda *_: served.port)
+        fleet = VllmFleet(http, ServingSettings(engine="vllm"), **given)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(20):
+                await fleet.load("p-v1", str(tmp_path), 1)
+                unloading = asyncio.create_task(fleet.unload("p-v1"))
+                await asked.wait()
+                unloading.cancel()
+                await asyncio.wait([unloading])
+                while fleet.describe():
+                    await asyncio.sleep(0.01)
+        finally:
+            await fleet.close()
