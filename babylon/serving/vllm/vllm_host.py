@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 Key = tuple[str, bool]  # base model, or its shape; True if the server is for its adapters only
 _ANY: Key = ("", False)  # of the server at ENGINE_URL, whatever it serves
+AGAIN_S = 10.0  # longer than a gateway pauses between two loads
 
 
 class VllmFleet:
@@ -193,6 +194,8 @@ class VllmFleet:
             task.add_done_callback(self._retiring.discard)
 
     async def _retire(self, key: Key, server: VllmServer) -> None:
+        if not server.up:  # a start may outlast a load, which the gateway then asks for again
+            await asyncio.sleep(AGAIN_S)
         await server.drained()
         if server.idle:  # no policy was loaded while it drained
             await self._stop(key, server)

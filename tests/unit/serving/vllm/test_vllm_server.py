@@ -192,6 +192,30 @@ async def test_a_cancelled_load_leaves_no_server_without_a_policy(
             await fleet.close()
 
 
+async def test_a_server_that_starts_for_longer_than_a_load_goes_on_for_the_next_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = Service(name="vLLM server", command=("sleep", "60"), log=tmp_path / "log")
+    begun: list[Service] = []
+    monkeypatch.setattr(
+        vllm_host, "vllm_service", lambda *_, **__: begun.append(starting) or starting
+    )
+    monkeypatch.setattr(vllm_host, "AGAIN_S", 1.0)
+    (tmp_path / "config.json").write_text("{}")
+    given = {"logs": tmp_path, "reserved_ports": (), "secret": "", "cpu": False}
+    async with aiohttp.ClientSession() as http:
+        fleet = VllmFleet(http, ServingSettings(engine="vllm"), **given)  # type: ignore[arg-type]
+        try:
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1.5):
+                        await fleet.load("p-v1", str(tmp_path), 1)
+                await asyncio.sleep(0.25)
+            assert len(begun) == 1
+        finally:
+            await fleet.close()
+
+
 async def test_a_server_without_a_policy_stops_though_nobody_waits_for_the_unload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
