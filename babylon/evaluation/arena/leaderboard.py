@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from babylon.core.errors import ModelError, ServingError
+from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.play import PlayerResult, play, result_of
 from babylon.evaluation.arena.players import (
@@ -65,6 +65,7 @@ async def player_result(
     A policy answers through the engine that serves ``model``, if there is one.
 
     Raises:
+        ArtifactError: The object store does not deliver the player's checkpoint.
         ModelError: The player's checkpoint does not load.
         ServingError: The engine does not load or answer it.
     """
@@ -113,6 +114,7 @@ async def leaderboard(
         try:
             result = await player_result(store, suite, player, seed, model)
         except (
+            ArtifactError,
             ModelError,
             ServingError,
         ) as error:  # one broken checkpoint must not stop the comparison

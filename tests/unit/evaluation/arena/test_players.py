@@ -4,20 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from babylon.core.errors import ArenaError
+from babylon.core.errors import ArenaError, ArtifactError
 from babylon.core.home import Home
 from babylon.core.types import Claim, Verdict
+from babylon.evaluation.arena.leaderboard import CheckedSuite, leaderboard
 from babylon.evaluation.arena.match_page import verdict_markdown
-from babylon.evaluation.arena.play import play, scripted
+from babylon.evaluation.arena.play import Decide, play, scripted
 from babylon.evaluation.arena.players import (
+    Player,
     all_yardsticks,
     baseline_players,
     identity_of,
     unregistered_player,
 )
-from babylon.evaluation.arena.suite import unseen_scenarios
+from babylon.evaluation.arena.suite import Suite, unseen_scenarios
 from babylon.game.market.scenario import HOUR, STARTER
 from babylon.game.market.scripted import bold
+from babylon.store.connection import Store
 from babylon.store.population import Sibling, fitness_by_member
 from tests.exported import exported, news_buyer
 
@@ -86,3 +89,18 @@ def test_the_report_has_the_siblings_of_the_winner(tmp_path: Path) -> None:
     page = verdict_markdown(verdict)
     assert "| baseline:ppo | 1.0 |" in page
     assert "| member 2 of generation 1, chosen | +4.2 |" in page
+
+
+async def test_a_checkpoint_that_the_object_store_lacks_leaves_the_other_players_their_places() -> (
+    None
+):
+    def gone() -> Decide:
+        raise ArtifactError("checkpoints/1 is neither here nor in the store")
+
+    players = [Player(name="gone", enter=gone), Player(name="bold", enter=lambda: scripted(bold))]
+    small = Suite(name="small", version=1, rules=STARTER, scenarios=len(WORLDS))
+    suite = CheckedSuite(suite=small, digest="", worlds=WORLDS)
+    nowhere = object.__new__(Store)  # neither of the two is stored
+    standings = await leaderboard(nowhere, suite, players, seed=0, model="babylon")
+    assert [one.player for one in standings] == ["bold", "gone"]
+    assert standings[0].result and "neither here" in (standings[1].problem or "")
