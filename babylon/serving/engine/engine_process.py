@@ -142,7 +142,8 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 
 async def _tokenize(request: web.Request) -> web.Response:
-    asked = parse_chat(request.app[DEFAULTS] | decode_object(await request.read()))
+    fields = request.app[DEFAULTS] | decode_object(await request.read())
+    asked = parse_chat(_checked(fields, _UNSUPPORTED, fields))  # nothing is sampled
     policy = request.app[POLICIES].get(asked.model)
     tokens = await asyncio.to_thread(prompt_of, policy, asked)
     return json_response({"count": len(tokens), "max_model_len": policy.context, "tokens": tokens})

@@ -231,6 +231,17 @@ async def test_bad_request_is_refused_in_openai_shape(
     assert error["type"] == "invalid_request_error"
 
 
+async def test_tokens_of_another_prompt_than_a_chats_are_not_counted(
+    engine: TestClient[Any, Any],
+) -> None:
+    for asked in ({"add_generation_prompt": False}, {"chat_template": "x"}, {"documents": [{}]}):
+        response = await engine.post("/tokenize", json=chat(**asked))
+        assert response.status == 400
+        assert f"does not support {', '.join(asked)}" in await response.text()
+    response = await engine.post("/tokenize", json=chat(top_k=5))  # of the sampling
+    assert response.status == 200
+
+
 async def test_fields_with_their_usual_values_are_taken(engine: TestClient[Any, Any]) -> None:
     usual = {"add_generation_prompt": True, "modalities": ["text"], "stop_token_ids": []}
     await post(engine, **usual, skip_special_tokens=True, chat_template_kwargs={})
