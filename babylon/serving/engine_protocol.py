@@ -129,7 +129,8 @@ async def secret_is_needed(request: web.Request, handler: Handler) -> web.Stream
     """Refuse to load, unload and answer without the secret, if the engine has one."""
     if request.method != "GET" and (secret := request.app.get(SECRET)):
         sent = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(sent.encode(), f"Bearer {secret}".encode()):
+        given = sent.encode(errors="surrogateescape")  # a header may hold any bytes
+        if not hmac.compare_digest(given, f"Bearer {secret}".encode()):
             text = "this engine takes the secret in the home's engine.key: agents call the gateway"
             raise RequestError(401, text, code="invalid_api_key")
     return await handler(request)

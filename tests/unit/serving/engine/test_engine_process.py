@@ -124,6 +124,18 @@ async def test_only_the_secret_loads_unloads_and_calls(policy_path: Path) -> Non
         assert asked.status == 200
 
 
+async def test_a_secret_of_any_bytes_is_refused() -> None:
+    app = make_app()
+    app[SECRET] = "right"
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(
+            b"POST /tokenize HTTP/1.1\r\nHost: engine\r\nAuthorization: Bearer \xff\r\n\r\n"
+        )
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
+
+
 async def test_a_chat_has_the_counted_tokens(engine: TestClient[Any, Any]) -> None:
     response = await engine.post("/tokenize", json={"model": "p-v1", "messages": HELLO})
     counted = await response.json()
