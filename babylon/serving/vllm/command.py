@@ -164,7 +164,8 @@ def extra_arguments(given: str) -> list[str]:
         arguments = shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"VLLM_ARGS={given!r}: {error}") from error
-    if any(one.partition("=")[0] == "--api-key" for one in arguments):
+    # vLLM takes an underscore for a dash.
+    if any(one.partition("=")[0].replace("_", "-") == "--api-key" for one in arguments):
         raise ConfigError("VLLM_ARGS sets --api-key: leave it out, the home's engine.key is used")
     return arguments
 

@@ -113,6 +113,7 @@ def test_settings_without_a_vllm_are_refused_with_the_remedy(settings: Settings)
         ({"serving": {"vllm_args": "--x 'open"}}, r"VLLM_ARGS=.*No closing quotation"),
         ({"serving": {"vllm_args": "--api-key mine"}}, "VLLM_ARGS sets --api-key: leave it out"),
         ({"serving": {"vllm_args": "--x --api-key=mine"}}, "VLLM_ARGS sets --api-key"),
+        ({"serving": {"vllm_args": "--api_key mine"}}, "VLLM_ARGS sets --api-key"),
     ):
         with pytest.raises(ConfigError, match=message):
             require_vllm(settings.replace(**changes).serving)
