@@ -194,7 +194,8 @@ def free_port(serving: ServingSettings, taken: Iterable[int]) -> int:
 def cause_of_death(log: Path, since: int) -> str:
     """Return the first error after byte ``since`` of a log. Later errors only refer to it."""
     with log.open("rb") as file:
-        file.seek(since)
+        emptied = since > log.stat().st_size  # when it grew too large
+        file.seek(0 if emptied else since)
         written = file.read().decode(errors="replace").strip()
     found = _CAUSE.search(written)
     last = written.rpartition("\n")[2] or "it wrote nothing"

@@ -100,6 +100,8 @@ def test_cause_of_death_is_the_first_error_of_this_start(tmp_path: Path) -> None
     log.write_text(earlier + LOG)
     told = cause_of_death(log, since=len(earlier))
     assert told == f"torch.OutOfMemoryError: CUDA out of memory (see {log})"
+    log.write_text("ValueError: after the log was emptied\n")
+    assert "after the log was emptied" in cause_of_death(log, since=10**6)
     log.write_text("usage: api_server\nunrecognized arguments: --nonsense\n")
     assert cause_of_death(log, since=0).startswith("unrecognized arguments: --nonsense (see ")
     log.write_text("")
