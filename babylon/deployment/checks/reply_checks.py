@@ -12,6 +12,7 @@ from babylon.deployment.checks.logprob_gap import FINE, Gap, Tolerance, is_neare
 from babylon.deployment.checks.reply_forms import ALPHA, chance_of_more, has_form
 
 _EXAMPLE = 80  # characters
+_RAREST = 1e-12  # the chance of many replies may be smaller than any float
 
 
 def check_replies(
@@ -135,8 +136,8 @@ def _form(measured: Likelihoods, golden: Sequence[GoldenPrompt]) -> Check:
     failure = None
     if chance < ALPHA:  # a test, because the shares of few replies differ by chance
         failure = (
-            f"{told}; chance alone gives so many once in {1 / chance:,.0f} times. One of them:"
-            f" {redact(bad[0])[:_EXAMPLE]!r}; train it further, or train"
+            f"{told}; chance alone gives so many at most once in {1 / max(chance, _RAREST):,.0f}"
+            f" times. One of them: {redact(bad[0])[:_EXAMPLE]!r}; train it further, or train"
             " the champion again with a lower LEARNING_RATE"
         )
     return Check.of(

@@ -122,6 +122,12 @@ def test_malformed_and_endless_replies_are_refused_beyond_bad_luck(bad: CheckedR
     assert _failures(careless) == {}
 
 
+def test_malformed_replies_at_a_hundred_gateways_are_refused() -> None:
+    given = _likelihoods(800)  # eight prompts, each asked at every gateway
+    refused = _failures(replace(given, replies=[_reply("hold!")] * 800))
+    assert "at most once in 1,000,000,000,000 times" in refused["form"]
+
+
 def test_replies_without_a_form_are_not_judged_by_it() -> None:
     free = GoldenPrompt(messages=[], max_tokens=9, form=None)
     checks = _checks(replace(_likelihoods(), replies=[_reply("")] * 20), [free])
