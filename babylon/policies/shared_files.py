@@ -64,8 +64,14 @@ def in_the_home(home: Home, base: str) -> str:
     target = home.models / source.absolute().name
     if not target.exists():
         part = target.with_name(f".{target.name}-{os.getpid()}.tmp")
-        shutil.copytree(source, part)
-        os.rename(part, target)
+        shutil.rmtree(part, ignore_errors=True)  # of a killed process: in a container pids recur
+        try:
+            shutil.copytree(source, part)
+            os.rename(part, target)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            if not target.exists():  # else another process was faster
+                raise
     if checkpoint_digest(str(target)) != checkpoint_digest(base):
         raise ModelError(f"BASE_MODEL={base!r}: {target} is another model: rename one of the two")
     return str(target)
