@@ -101,7 +101,8 @@ def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
             "calls_too_stale": reasons["stale"],
             "calls_with_secrets": reasons["secret"],
             "calls_redacted": sum(
-                a.messages != b.messages for a, b in zip(before, calls, strict=True)
+                (a.messages, a.tools) != (b.messages, b.tools)
+                for a, b in zip(before, calls, strict=True)
             ),
         },
     )

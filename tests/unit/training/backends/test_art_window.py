@@ -105,6 +105,8 @@ def test_secrets_in_tools_and_in_the_names_of_fields_are_redacted() -> None:
     (call,) = sent.rows[0].calls
     assert call.tools == ({"[REDACTED:email]": ["[REDACTED:email]"]},)
     assert call.messages[0]["x"] == call.tools[0]
+    sent = chosen(row("a", 0.0, {"tools": (mail,)}), row("b", 1.0))
+    assert sent.counts["calls_redacted"] == 1
 
 
 def test_a_secret_that_only_the_tokens_of_a_reply_hold_stays_at_home() -> None:
