@@ -53,7 +53,8 @@ def run_in_processes(
     with TemporaryDirectory(prefix="babylon-update-") as path:
         directory, log = JobDirectory(Path(path)), Path(path) / "log"
         directory.write_job(job)
-        launcher = _launched(directory, processes, nodes, log)
+        environment = _environment(processes, nodes)
+        launcher = _launched(directory, processes, nodes, log, environment)
         try:
             _wait(launcher, directory, progress)
         finally:
@@ -80,12 +81,13 @@ def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
             " and give each machine but the first a number from 1"
         )
     processes = processes or torch.cuda.device_count() or 1
+    environment = _environment(processes, nodes)  # once: later the first machine may be away
     while True:
         with TemporaryDirectory(prefix="babylon-update-") as path:
             directory, log = JobDirectory(Path(path)), Path(path) / "log"
             directory.write_home(home)
             logger.info("waiting for an update at %s", nodes.meeting)
-            launcher = _launched(directory, processes, nodes, log)
+            launcher = _launched(directory, processes, nodes, log, environment)
             try:
                 launcher.wait()
             finally:
@@ -100,7 +102,11 @@ def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:
 
 
 def _launched(
-    directory: JobDirectory, processes: int, nodes: Nodes, log: Path
+    directory: JobDirectory,
+    processes: int,
+    nodes: Nodes,
+    log: Path,
+    environment: dict[str, str],
 ) -> "subprocess.Popen[bytes]":
     """Start torchrun, in a session of its own.
 
@@ -111,7 +117,7 @@ def _launched(
     with log.open("wb") as output:
         return subprocess.Popen(
             [*command, str(processes), *nodes.arguments()],
-            env=_environment(processes, nodes),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -315,6 +315,34 @@ def test_machines_that_share_an_object_store_share_an_update(parent: Path, tmp_p
         lend_processes(second, 1, Nodes(2, meeting))
 
 
+def test_a_machine_goes_on_lending_while_the_name_of_the_first_one_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(["lo"])  # later, the name server does not answer
+
+    def interface(nodes: Nodes) -> str:
+        if name := next(found, ""):
+            return name
+        raise ConfigError("TRAIN_RENDEZVOUS cannot be reached")
+
+    class Ended:
+        returncode, waited = 1, 0
+
+        def wait(self) -> None:
+            Ended.waited += 1
+            if Ended.waited == 3:
+                raise KeyboardInterrupt
+
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr(Nodes, "interface", interface)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Ended())
+    home = Home(tmp_path, f"file://{tmp_path}/bucket")
+    with pytest.raises(KeyboardInterrupt):
+        lend_processes(home, 1, Nodes(2, "first:29400", 1))
+
+
 def test_a_result_may_hold_infinite_figures(tmp_path: Path) -> None:
     """Some servers log -9999 for a token that was cut off, and pi_p / mu is then infinite."""
     first, *others = window()
