@@ -146,6 +146,7 @@ class JudgeClient:
         self.turn = asyncio.Semaphore(concurrency)
         self._url, self._key = shown_url(base_url), api_key
         self._structured, self._length = True, "max_completion_tokens"
+        self._known = False  # True once the server has answered for ``model``
         self._client = openai.AsyncOpenAI(
             base_url=base_url,
             api_key=api_key,
@@ -218,9 +219,11 @@ class JudgeClient:
         while True:
             model, options = self.model, self._options(schema, max_tokens)
             try:
-                return await self._client.chat.completions.create(
+                reply = await self._client.chat.completions.create(
                     model=model, messages=sent, extra_body=options
                 )
+                self.model, self._known = model, True
+                return reply
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 if not (self._adapt(str(error), options) or self._shorten(model, error)):
                     raise
@@ -253,9 +256,15 @@ class JudgeClient:
         return False
 
     def _shorten(self, asked: str, error: openai.APIStatusError) -> bool:
-        """Leave out the provider of an unknown model's name. Return True to send again."""
+        """Leave out the provider of an unknown model's name. Return True to send again.
+
+        A prompt that is too long is refused with "this model's maximum context length".
+        """
+        if asked != self.model:  # another request changed it meanwhile
+            return True
         provider, slash, rest = asked.partition("/")
-        if not (slash and provider in _PROVIDERS and "model" in str(error).lower()):
+        unknown = "model" in str(error).lower() and not _TOO_LONG.search(str(error))
+        if self._known or not (slash and provider in _PROVIDERS and unknown):
             return False
         self.model = rest
         return True

@@ -143,6 +143,13 @@ async def test_a_provider_before_the_model_is_left_out_if_the_server_does_not_kn
         assert client.model == f"{prefix}judge"
 
 
+async def test_a_known_model_keeps_its_name_after_a_prompt_that_is_too_long():
+    async with bench(model="openai/judge") as (judge, client):
+        judge.mind = Mind(scale=SCALE, model="openai/judge", context_tokens=700)
+        await judge_all(client, 8)
+        assert client.model == "openai/judge"
+
+
 async def test_retry_after_holds_every_request():
     """One at a time, because requests that are on their way already cannot be held."""
     limited = {"faults": {"rate_limit": 0.3}, "retry_after_s": 0.05, "seed": 2}
