@@ -1,6 +1,7 @@
 """Two policies: what the gate says about them, and their recorded answers to the same prompts."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -10,7 +11,8 @@ from babylon.store.policies import Policy
 
 PAIRS = 20
 _RECENT = 2_000  # newest calls of each policy that are searched for a common prompt
-_MOST_WORDS = 1_000  # longer answers are shown one after the other
+# Answers with more words, or pairs of equal words, are shown one after the other.
+_MOST_WORDS, _MOST_MATCHES = 1_000, 20_000
 
 Part = tuple[str, str]  # "same", "gone" or "new", and the words
 
@@ -70,9 +72,14 @@ ORDER BY greatest(a.started_at, b.started_at) DESC LIMIT $4
 
 
 def _parts(first: str, second: str) -> list[Part]:
-    """Compare word by word. Blocking: the time grows with the square of the words."""
+    """Compare word by word. Blocking: the time grows with the square of the words.
+
+    If an answer says one word again and again, it grows with the cube.
+    """
     before, after = first.split(" "), second.split(" ")
-    if max(len(before), len(after)) > _MOST_WORDS and first != second:
+    counts = Counter(before)
+    longest, matches = max(len(before), len(after)), sum(counts[word] for word in after)
+    if (longest > _MOST_WORDS or matches > _MOST_MATCHES) and first != second:
         return [("gone", shown_text(first)), ("new", shown_text(second))]
     parts: list[Part] = []
     matcher = SequenceMatcher(a=before, b=after, autojunk=False)

@@ -1,11 +1,12 @@
 """The sentence of the status page about two policies."""
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from babylon.ops.status_page.compare import which_is_better
+from babylon.ops.status_page.compare import _parts, which_is_better
 from babylon.store.policies import Policy
 
 
@@ -53,3 +54,13 @@ def test_two_policies_of_one_parent_were_not_compared() -> None:
     assert "better than" not in said and "Both were compared with policy 0" in said
     assert "babylon arena play --a 11 --b 12" in said
     assert "Both" not in which_is_better(policy(0, None), policy(12, 11))
+
+
+def test_answers_that_repeat_one_word_are_shown_one_after_the_other() -> None:
+    again, half = " ".join(["buy"] * 1000), " ".join(["buy", "sell"] * 500)
+    began = time.monotonic()
+    assert [kind for kind, _ in _parts(again, half)] == ["gone", "new"]
+    assert time.monotonic() - began < 1
+    assert _parts(again, again) == [("same", again)]
+    parts = [("same", "I"), ("gone", "buy"), ("new", "sell"), ("same", "now")]
+    assert _parts("I buy now", "I sell now") == parts
