@@ -163,10 +163,13 @@ class _Work:
 
 async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
     """Ask one judge within its time. If ``trusted``, its scores are posterior means."""
+    limit = asyncio.timeout(judge.timeout_s)
     try:
-        async with asyncio.timeout(judge.timeout_s):
+        async with limit:
             return await _ask_and_store(judge, work, trusted=trusted)
     except TimeoutError as error:
+        if not limit.expired():  # the database did not answer in its own time
+            raise
         raise ScoringError(
             f"window {work.context.window_id} was not judged within {judge.timeout_s:g} s"
             f" (JUDGE_TIMEOUT_SECONDS) by {judge.model or judge.model_path}: the judgments so far"

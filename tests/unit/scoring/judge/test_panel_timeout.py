@@ -17,6 +17,15 @@ from babylon.scoring.judge.judgment import GroundTruth
 from tests.judged import config
 
 
+def work_in(home: Path) -> module._Work:
+    context: Any = SimpleNamespace(
+        store=None, window_id="w", settings=SimpleNamespace(home=Home(home)), metrics={}
+    )
+    return module._Work(
+        context=context, judged=(), truth=GroundTruth(), config=config(), cheaper=False
+    )
+
+
 async def test_a_judge_that_hangs_fails_by_itself_after_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -26,12 +35,21 @@ async def test_a_judge_that_hangs_fails_by_itself_after_the_limit(
         yield
 
     monkeypatch.setattr(module, "open_judge", hangs)
-    settings = SimpleNamespace(home=Home(tmp_path))
-    context: Any = SimpleNamespace(store=None, window_id="w", settings=settings, metrics={})
-    work = module._Work(
-        context=context, judged=(), truth=GroundTruth(), config=config(), cheaper=False
-    )
+    work = work_in(tmp_path)
     members = [JudgeSettings(model="slow", timeout_s=0.05)] * 2
     async with asyncio.timeout(30):
         with pytest.raises(ScoringError, match=r"w was not judged within 0\.05 s.*by slow"):
             await module._ask_all(members, work)
+
+
+async def test_a_database_that_does_not_answer_in_time_is_no_slow_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def times_out(*_: object, **__: object) -> AsyncIterator[None]:
+        raise TimeoutError  # as asyncpg does
+        yield
+
+    monkeypatch.setattr(module, "open_judge", times_out)
+    with pytest.raises(TimeoutError):
+        await module._ask_all([JudgeSettings(model="fast", timeout_s=600)], work_in(tmp_path))
