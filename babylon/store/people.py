@@ -48,7 +48,7 @@ async def store_answer(store: Store, answer: PairAnswer, because: str = "") -> N
         explanations=(because, because),
     )
     known = await store.pool.fetchval(
-        "SELECT judgment_id FROM babylon.judgments WHERE key = $1", purchase.key
+        "SELECT max(judgment_id) FROM babylon.judgments WHERE key = $1", purchase.key
     )
     ledger = StoredJudgments(store, answer.window_id)
     if known is None:
@@ -60,9 +60,12 @@ async def store_answer(store: Store, answer: PairAnswer, because: str = "") -> N
 async def read_answers(
     store: Store, windows: Sequence[str] | None = None, person: str | None = None
 ) -> list[PairAnswer]:
-    """Return the answers of people about windows, oldest first; by default about all."""
+    """Return the answers of people about windows, oldest first; by default about all.
+
+    Two clicks at the same time may have stored two rows of one pair. The newest one counts.
+    """
     rows = await store.pool.fetch(
-        "SELECT window_id, scenario_id, judge, trajectory_ids, scores FROM babylon.judgments"
+        "SELECT key, window_id, scenario_id, judge, trajectory_ids, scores FROM babylon.judgments"
         " WHERE starts_with(judge, 'person:') AND problem IS NULL"
         " AND ($1::text[] IS NULL OR window_id = ANY($1)) AND ($2::text IS NULL OR judge = $2)"
         " ORDER BY judgment_id",
@@ -70,7 +73,7 @@ async def read_answers(
         person and PERSON + person,
     )
     answers = []
-    for row in rows:
+    for row in {row["key"]: row for row in rows}.values():
         first, second = row["trajectory_ids"]
         better, worse = (first, second) if row["scores"][0] else (second, first)
         answers.append(

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,10 @@ from babylon.scoring.judge.canary_results import CanaryResult
 from babylon.scoring.judge.reported_validity import read_people, read_validity
 from babylon.scoring.judge.validity import UnprovenJudgeError
 from babylon.stages.score import score_window
+from babylon.store import Store
 from babylon.store.judge_validity import WindowValidity, judges_of, store_validity
 from babylon.store.judgments import spent_by_day
-from babylon.store.people import read_answers
+from babylon.store.people import PairAnswer, read_answers, store_answer
 from babylon.store.scores import list_scores
 from tests.integration.game import WINDOW
 from tests.integration.test_judge import _cli, judge_for, thinned  # noqa: F401
@@ -101,6 +103,17 @@ async def test_answers_of_people_enter_the_panel_and_no_dataset(store, settings,
     assert not any("person" in row.judge for row in await spent_by_day(store))
     learnt = repr(training_rows(settings.home, scored.artifact))
     assert "canary" not in learnt and "earned more" not in learnt
+
+
+async def test_two_clicks_at_the_same_time_are_one_answer(store: Store) -> None:
+    given = PairAnswer(
+        window_id=WINDOW.id, scenario_id="s", person="ann", better="a", worse="b", first="a"
+    )
+    await asyncio.gather(*(store_answer(store, given) for _ in range(4)))
+    assert await read_answers(store) == [given]
+    turned = replace(given, better="b", worse="a")
+    await store_answer(store, turned)
+    assert await read_answers(store) == [turned]
 
 
 async def test_an_answer_about_other_plays_is_refused(store, settings, thinned):  # noqa: F811
