@@ -354,8 +354,9 @@ class LoopbackJudge:
         asked = count_tokens(prompt, size)
         asked += count_tokens(json.dumps(schema) if schema else "", size)
         if asked > self.mind.context_tokens:
-            longest = f"This model's maximum context length is {self.mind.context_tokens} tokens"
-            return _refuse(400, "context_length_exceeded", f"{longest}, but you sent {asked}")
+            problem = "'max_tokens' or 'max_completion_tokens' is too large"  # as vLLM says it
+            problem += f". This model's maximum context length is {self.mind.context_tokens} tokens"
+            return _refuse(400, "context_length_exceeded", f"{problem}, but you sent {asked}")
         fault = self._draw_fault(prompt)
         if fault == "rate_limit":
             after = {"Retry-After": f"{self.mind.retry_after_s:g}"}

@@ -241,7 +241,12 @@ class JudgeClient:
         return options
 
     def _adapt(self, refusal: str, asked: dict[str, object]) -> bool:
-        """Drop an option that the server refused. Return True if the request may be sent again."""
+        """Drop an option that the server refused. Return True if the request may be sent again.
+
+        vLLM names ``max_completion_tokens`` too when a prompt is too long.
+        """
+        if _TOO_LONG.search(refusal):
+            return False
         if "response_format" in asked and _SCHEMA_REFUSED.search(refusal):
             if self._structured:
                 log.warning(

@@ -150,6 +150,14 @@ async def test_a_known_model_keeps_its_name_after_a_prompt_that_is_too_long():
         assert client.model == "openai/judge"
 
 
+async def test_a_prompt_that_is_too_long_does_not_change_the_field_of_the_limit():
+    """Models that think take ``max_completion_tokens`` alone."""
+    limits = {"context_tokens": 700, "lacks": frozenset({"max_tokens"})}
+    async with bench(**limits) as (_, client):
+        worths, judgments = await judge_all(client, 6)
+    assert kendall(worths, [one.score for one in judgments.scores]) == 1
+
+
 async def test_retry_after_holds_every_request():
     """One at a time, because requests that are on their way already cannot be held."""
     limited = {"faults": {"rate_limit": 0.3}, "retry_after_s": 0.05, "seed": 2}
