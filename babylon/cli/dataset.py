@@ -48,8 +48,7 @@ def build(
     from babylon.core.types import Published
     from babylon.dataset.build import build_windows, selection_of
     from babylon.dataset.card import write_card
-    from babylon.dataset.publish import describe
-    from babylon.dataset.table_file import local_files
+    from babylon.dataset.publish import describe_local
     from babylon.dataset.trajectories import Selection
     from babylon.store import Store
 
@@ -62,8 +61,9 @@ def build(
 
     published, problems = with_store(settings, write)
     if published:
-        files = [describe(home, "", config, file) for config, file in local_files(home)]
+        files, damaged = describe_local(home)
         write_card(home, files, settings.publish)
+        problems += damaged
     if json:
         print_json({"published": [asdict(one) for one in published]})
     else:

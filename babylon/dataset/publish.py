@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from babylon.core.errors import BabylonError, ConfigError
+from babylon.core.errors import BabylonError, ConfigError, reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.core.types import Published, Scored
@@ -25,7 +25,7 @@ from babylon.dataset.build import build_tables, selection_of, windows_of
 from babylon.dataset.card import write_card
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.schema import SCENARIOS, SCHEMAS, TRAJECTORIES
-from babylon.dataset.table_file import ids_of
+from babylon.dataset.table_file import UNREADABLE, ids_of, local_files, read_published
 from babylon.store import Store
 from babylon.store.published import (
     PublishedFile,
@@ -221,6 +221,17 @@ def describe(home: Home, repository: str, config: str, published: Published) -> 
         trajectory_ids=tuple(sorted(trajectories)),
         revision="",
     )
+
+
+def describe_local(home: Home) -> tuple[list[PublishedFile], list[str]]:
+    """Describe the local dataset → its files, and those that are damaged with the reason."""
+    files, damaged = [], []
+    for config, path in local_files(home):
+        try:
+            files.append(describe(home, "", config, read_published(home, path)))
+        except UNREADABLE as error:  # it must not hold up the card of the others
+            damaged.append(f"{path} cannot be read ({reason_of(error)}): remove it")
+    return files, damaged
 
 
 async def _send(

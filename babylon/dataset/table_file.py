@@ -163,17 +163,21 @@ def rewrite_table(
         return hashlib.file_digest(written, "sha256").hexdigest(), rows
 
 
-def local_files(home: Home) -> list[tuple[str, Published]]:
+def local_files(home: Home) -> list[tuple[str, Path]]:
     """Return the files of the local dataset by table and window."""
-    found = []
-    for config in SCHEMAS:
-        for path in sorted((home.datasets / config).glob("*/*.parquet")):
-            window = path.stem[: -DIGEST_CHARS - 1].rpartition("-")[0]
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            rows = pq.ParquetFile(path).metadata.num_rows
-            window_id = window[: len("YYYY-MM-DDThh")] + ":" + window[len("YYYY-MM-DDThh-") :]
-            file = Published(
-                window_id=window_id, uri=home.reference(path), sha256=sha256, rows=rows
-            )
-            found.append((config, file))
-    return found
+    return [
+        (config, path)
+        for config in SCHEMAS
+        for path in sorted((home.datasets / config).glob("*/*.parquet"))
+    ]
+
+
+def read_published(home: Home, path: Path) -> Published:
+    """Return what ``write_table`` returned of a file; ``UNREADABLE`` of one that is damaged."""
+    window = path.stem[: -DIGEST_CHARS - 1].rpartition("-")[0]
+    return Published(
+        window_id=window[: len("YYYY-MM-DDThh")] + ":" + window[len("YYYY-MM-DDThh-") :],
+        uri=home.reference(path),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        rows=pq.ParquetFile(path).metadata.num_rows,
+    )

@@ -13,9 +13,9 @@ import pytest
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.dataset.card import README, render, write_card
-from babylon.dataset.publish import describe
+from babylon.dataset.publish import describe_local
 from babylon.dataset.schema import OUTCOMES, SCHEMAS, TRAJECTORIES
-from babylon.dataset.table_file import SPLITS, TableName, local_files, split_of, write_table
+from babylon.dataset.table_file import SPLITS, TableName, split_of, write_table
 from tests.unit.dataset.test_scrub import row
 
 # One window of each split, and one of another month.
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             # Only one window has outcomes; a split without rows must not be in the card.
             empty = config == OUTCOMES and window_id != WINDOWS[0]
             write_table(home, TableName(config, window_id), [] if empty else [rows])
-    files = [describe(home, "", config, file) for config, file in local_files(home)]
+    files, _ = describe_local(home)
     write_card(home, files, PublishSettings(license="cc-by-4.0"))
     return home.datasets
 
@@ -124,7 +124,7 @@ def test_the_card_tells_counts_splits_and_every_column(folder: Path) -> None:
 
 def test_the_same_data_gives_the_same_card(folder: Path) -> None:
     home = Home.at(folder.parent)
-    files = [describe(home, "", config, file) for config, file in local_files(home)]
+    files, _ = describe_local(home)
     before = {name: (folder / name).read_bytes() for name in (README, "images/profit.png")}
     write_card(home, files, PublishSettings(license="cc-by-4.0"))
     assert {name: (folder / name).read_bytes() for name in before} == before
