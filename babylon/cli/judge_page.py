@@ -30,7 +30,8 @@ def print_group(name: str, group: Sequence[ScoredRow], members: Sequence[ScoredR
     rows = [[score.agent_id, score.score, _interval(score), _because(score)] for score in members]
     print_table(f"Scenario {name}", ["agent", "score", "interval", "because"], rows)
     if len(group) > 1 and group[0].score > group[-1].score:
-        print(f"best {_equals(group, group[0])}, worst {_equals(group, group[-1])}")
+        best, worst = _equals(group, group[0]), _equals(group, group[-1])
+        print(printable(f"best {best}, worst {worst}"))
     else:
         print("no differences")
 
@@ -102,7 +103,7 @@ def ask_pair(pair: PairShown) -> tuple[int, str] | None:
         print(f"  what really happened: {line}")
     for number, play in enumerate(pair.plays, start=1):
         earned = "" if play.pnl_usd is None else f", P&L ${play.pnl_usd:+.2f}"
-        print(f"\nPlay {number}: {play.trajectory_id}{earned}")
+        print(printable(f"\nPlay {number}: {play.trajectory_id}{earned}"))
         for line in play.lines:
             print(f"  {line}")
     while True:
@@ -136,7 +137,7 @@ def print_cost(rows: Sequence[DaySpent]) -> None:
 
 def print_details(score: ScoredRow) -> None:
     """Print all reasons of a score, and the text that the judge saw."""
-    print(f"\n{score.agent_id} in {score.trajectory_id}:")
+    print(printable(f"\n{score.agent_id} in {score.trajectory_id}:"))
     for reason in score.reasons:
         print(printable(f"  - {reason}"))
     if score.seen:

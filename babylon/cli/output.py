@@ -48,7 +48,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     On a narrow terminal all columns wrap except the first and the numeric ones.
     """
     table = Table(
-        title=title,
+        title=printable(title),
         title_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 def fail(error: BabylonError, *, json: bool) -> int:
     """Print the error on one line of stderr, with ``json`` also on stdout. Return exit code 1."""
-    print(f"error: {error}", file=sys.stderr)
+    print(printable(f"error: {error}"), file=sys.stderr)
     if json:
         print_json({"error": str(error), "kind": type(error).__name__})
     return 1

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from rich.text import Text
 
-from babylon.cli.output import print_table
+from babylon.cli.output import print_table, printable
 from babylon.core.home import Home
 from babylon.core.types import Metrics, WindowResult
 from babylon.core.windows import DONE, WindowState
@@ -71,7 +71,7 @@ def print_training(report: TrainingReport, results: Sequence[WindowResult], home
         columns, rows = window_table(results)
         print_table("Training, window by window", columns, rows)
     for result in results:
-        print(f"{result.window_id}: {result.reason}")
+        print(printable(f"{result.window_id}: {result.reason}"))
     if "hint" in report:
         print(report["hint"])
     if not any(result.changed and result.status in DONE for result in results):

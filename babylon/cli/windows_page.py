@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 
-from babylon.cli.output import print_table
+from babylon.cli.output import print_table, printable
 from babylon.core.errors import WindowError
 from babylon.core.settings import WindowSettings
 from babylon.core.windows import DONE, FINISHED, Clock, parse_window_id
@@ -120,7 +120,7 @@ def print_windows(reports: Sequence[WindowReport], explain: Sequence[WindowRepor
     print()
     for report in reports:
         if notes := "; ".join(_notes(report, explained=report in explain)):
-            print(f"{report.window_id}: {notes}")
+            print(printable(f"{report.window_id}: {notes}"))
         if report in explain:
             for line in reason_lines(report.rejections):
                 print(f"    {line}")
