@@ -39,12 +39,17 @@ def read_rows(place: Path, columns: list[str] | None = None) -> Iterator[dict[st
     for file in trajectory_files(place):
         try:
             table = pq.ParquetFile(file)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ConfigError(f"{file} is damaged or no Parquet file: {error}") from error
-        if "calls" not in table.schema_arrow.names:
-            raise ConfigError(f"{file} is no file of the table {TRAJECTORIES}: name one of these")
-        for batch in table.iter_batches(_PORTION, columns=columns):
-            yield from batch.to_pylist()
+            if "calls" not in table.schema_arrow.names:
+                raise ConfigError(
+                    f"{file} is no file of the table {TRAJECTORIES}: name one of these"
+                )
+            batches = table.iter_batches(_PORTION, columns=columns)
+            while (batch := next(batches, None)) is not None:
+                yield from batch.to_pylist()
+        except (pa.ArrowException, OSError) as error:  # the head, or a part after it
+            raise ConfigError(
+                f"{file} is damaged or no Parquet file ({error}): remove it, or name others"
+            ) from error
 
 
 def training_rows_of(place: Path, window_id: str) -> list[TrainingRow]:

@@ -9,10 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from babylon.core.errors import ConfigError
+from babylon.core.home import Home
 from babylon.core.trajectories import Call
 from babylon.dataset.export import EXPORTS, export_dataset
 from babylon.dataset.export_names import ExportTarget
 from babylon.dataset.messages import call_column
+from babylon.dataset.schema import TRAJECTORIES
+from babylon.dataset.table_file import TableName, write_table
 from babylon.formats.atif import read_atif
 from babylon.formats.trace import Document
 from tests.unit.dataset.test_scrub import row
@@ -113,7 +116,14 @@ def test_a_file_that_holds_no_trajectories_is_named(tmp_path: Path) -> None:
     text, other = tmp_path / "x.jsonl", tmp_path / "x.parquet"
     text.write_text('{"a": 1}')
     pq.write_table(pa.table({"window_id": [WINDOW]}), other)
-    for file, message in ((text, "no Parquet file"), (other, "no file of the table trajectories")):
+    write_table(home := Home(tmp_path), TableName(TRAJECTORIES, WINDOW), [rows()])
+    (torn,) = (home.datasets / TRAJECTORIES).rglob("*.parquet")
+    torn.write_bytes(torn.read_bytes().replace(b"\x28\xb5\x2f\xfd", bytes(4)))  # zstd's marks
+    for file, message in (
+        (text, "no Parquet file"),
+        (torn, "damaged.*remove it"),
+        (other, "no file of the table trajectories"),
+    ):
         with pytest.raises(ConfigError, match=f"{file} is .*{message}"):
             export_dataset(file, ExportTarget.TRL, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
