@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 MODEL = "judge"
 TEMPERATURE = 0.7
+_MOST_TOKENS = 2**31 - 1  # of a reply: the ledger's columns hold no more
 _READY_S, _POLL_S = 180.0, 0.1
 _LOAD = aiohttp.ClientTimeout(total=600)
 _SCHEMA_REFUSED = re.compile(
@@ -298,6 +299,8 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
             thoughts = (details.reasoning_tokens if details else None) or 0
             of_prompt = usage.prompt_tokens_details
             cached = int((of_prompt.cached_tokens if of_prompt else None) or 0)
+        if max(asked, written, cached) > _MOST_TOKENS:
+            raise _NoCompletionError
         finish = choice.finish_reason if choice else None
         return JudgeAnswer(
             text=text,
@@ -308,7 +311,7 @@ def _answer(reply: object, messages: Sequence[dict[str, str]]) -> JudgeAnswer:
             cached_tokens=max(cached, 0),
             thought=thoughts > 0 or "<think" in text or hasattr(message, "reasoning_content"),
         )
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise _NoCompletionError from None
 
 

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
-from babylon.scoring.judge.judge_client import JudgeClient, Price
+from babylon.scoring.judge.judge_client import JudgeClient, Price, RetryLaterError
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
@@ -71,6 +71,19 @@ async def test_a_request_is_charged_whether_its_answer_came_or_not():
     ],
 )
 async def test_tokens_outside_prompt_and_completion_are_charged_as_well(usage, tokens):
+    got = await answered(usage)
+    assert (got.prompt_tokens, got.completion_tokens) == tokens
+
+
+@pytest.mark.parametrize("usage", [(10**12, 1, 0), (1, 10**12, 0), (1, 1, float("inf"))])
+async def test_an_answer_with_a_count_that_no_ledger_holds_is_none(usage):
+    with pytest.raises(RetryLaterError, match="not a chat completion"):
+        await answered(usage)
+
+
+async def answered(usage):
+    """Ask a server that counts the tokens of prompt, completion and both in this way."""
+
     async def answer(request):
         counts = dict(
             zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage, strict=True)
@@ -86,8 +99,8 @@ async def test_tokens_outside_prompt_and_completion_are_charged_as_well(usage, t
         TestServer(app) as server,
         JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
     ):
-        got = await client.ask([{"role": "user", "content": "Judge"}], SCHEMAS["one"], max_tokens=9)
-    assert (got.prompt_tokens, got.completion_tokens) == tokens
+        asked = [{"role": "user", "content": "Judge"}]
+        return await client.ask(asked, SCHEMAS["one"], max_tokens=9)
 
 
 async def test_a_request_that_never_left_costs_nothing():
