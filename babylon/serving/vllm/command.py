@@ -142,7 +142,7 @@ def vllm_service(
         command=command,
         log=logs / f"vllm-{port}.log",
         environment={
-            # vLLM gets none of our settings, and so no other secrets
+            # vLLM gets none of our settings, nor the secrets among them
             **{variable_of(field): "" for _, _, field in fields()},
             "VLLM_API_KEY": secret,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
