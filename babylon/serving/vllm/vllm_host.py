@@ -74,6 +74,7 @@ class VllmFleet:
         self._reserved_ports, self._cpu = reserved_ports, cpu
         self._servers: dict[Key, VllmServer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._stopping: set[VllmServer] = set()
         if serving.engine_url:
             url = serving.engine_url.rstrip("/")
             self._servers[_ANY] = VllmServer(VllmClient(http, url), None)
@@ -156,7 +157,8 @@ class VllmFleet:
     async def close(self) -> None:
         for task in self._retiring:
             task.cancel()
-        await asyncio.gather(*(server.stop() for server in self._servers.values()))
+        servers = (*self._servers.values(), *self._stopping)
+        await asyncio.gather(*(server.stop() for server in servers))
 
     def _find(self, name: str) -> tuple[VllmPolicy | None, Key]:
         for key, server in self._servers.items():
@@ -204,7 +206,9 @@ class VllmFleet:
         if self._servers.get(key) is server:
             del self._servers[key]
             log.info("stopping the vLLM server of %s at %s", key[0], server.client.url)
+            self._stopping.add(server)
             await server.stop()
+            self._stopping.discard(server)
 
 
 def _card(policy: VllmPolicy, server: VllmServer, model: str) -> PolicyCard:

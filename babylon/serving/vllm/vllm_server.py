@@ -105,8 +105,10 @@ class VllmServer:
         return not self.policies and not self._loading
 
     async def stop(self) -> None:
-        self._life.cancel()
-        await asyncio.gather(self._life, return_exceptions=True)
+        """End the server. A caller that is cancelled does not stop that: another waits for it."""
+        if not self._life.cancelling():
+            self._life.cancel()
+        await asyncio.wait([self._life])
 
     async def load(self, policy: VllmPolicy) -> None:
         """Hold a policy from now on, and wait until it can answer.

@@ -1,5 +1,7 @@
 """Clients of play repeat events that a gateway did not take."""
 
+from types import SimpleNamespace
+
 import httpx
 import pytest
 
@@ -30,8 +32,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(module.time, "sleep", waits.append)
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    # In the client alone: threads of other tests sleep too.
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
     return waits
 
 
