@@ -87,7 +87,7 @@ class _Adopted:
 
     def poll(self) -> int | None:
         """Return 255 after its end, because only a parent learns the exit code."""
-        return None if _lives(self._process) else 255
+        return None if lives(self._process) else 255
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for its end. One that its new parent does not reap counts as ended."""
@@ -399,10 +399,11 @@ def _process(record: ProcessRecord) -> psutil.Process | None:
         same = abs(process.create_time() - record.created) < 1
     except psutil.NoSuchProcess:
         return None
-    return process if same and _lives(process) else None
+    return process if same and lives(process) else None
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Return False for a process that ended, also one that nobody has waited for."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False

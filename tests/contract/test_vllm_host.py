@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from babylon.core.errors import ServingError
+from babylon.core.processes import lives
 from babylon.serving.gateway.engine_client import EngineDownError
 from babylon.serving.gateway.engine_connections import EngineResponse
 from tests.contract.checkpoints import Checkpoints
@@ -71,9 +72,7 @@ async def begin_some(name: str, host: EngineUnderTest) -> list[EngineResponse]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(
-        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes
-    )
+    return not any(map(lives, processes))
 
 
 async def test_base_and_adapter_share_a_server(

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from babylon.core.processes import lives
 from tests.guard import MARK, marked
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ def test_services_and_files_of_a_run_end_with_it(
         if end:
             run.send_signal(end)
     deadline = time.monotonic() + 60
-    while left.is_running() and left.status() != psutil.STATUS_ZOMBIE:
+    while lives(left):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     while list(tmp_path.iterdir()):

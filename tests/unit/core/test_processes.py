@@ -22,6 +22,7 @@ from babylon.core.processes import (
     Service,
     in_background,
     keep_logs_small,
+    lives,
     rotate_logs,
     supervised,
 )
@@ -220,7 +221,7 @@ async def test_supervised_process_ends_with_its_supervisor(tmp_path: Path) -> No
         child = psutil.Process(int(supervisor.stdout.readline()))
         supervisor.kill()
     async with asyncio.timeout(20):
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        while lives(child):
             await asyncio.sleep(0.02)
 
 
@@ -278,7 +279,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
     (child,) = psutil.Process(record.pid).children()
     processes.stop("sleeper", grace_s=0.3)
     assert not psutil.pid_exists(record.pid)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert not lives(child)
 
 
 def test_a_pid_that_belongs_to_another_process_by_now_is_never_touched(tmp_path: Path) -> None:

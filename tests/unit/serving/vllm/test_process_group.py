@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from babylon.core.processes import SUPERVISOR
+from babylon.core.processes import SUPERVISOR, lives
 
 # A parent with a child that would outlive it; it prints both pids.
 FAMILY = """
@@ -45,7 +45,7 @@ def processes_of(group: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 async def all_end(processes: list[psutil.Process]) -> None:
     async with asyncio.timeout(30):
-        while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+        while any(map(lives, processes)):
             await asyncio.sleep(0.02)
 
 
