@@ -24,8 +24,8 @@ class GameRow:
 
     An annotated field is read from the game's column of that name. ``logs_json`` maps the ids of
     ``llm_call_logs`` to ``[response, messages, top_p]``, ``messages`` as JSON text.
-    ``gateway_json`` lists ``store.calls.RecordedCall`` in the order of time. ``outcomes_json``
-    holds the window's market outcomes, which are ground truth.
+    ``gateway_json`` lists ``store.calls.RecordedCall`` in the order of time; it is ``null`` if they
+    are too large. ``outcomes_json`` holds the window's market outcomes, which are ground truth.
     """
 
     trajectory_id: Annotated[str, "trajectoryId"]

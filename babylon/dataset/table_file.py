@@ -173,7 +173,7 @@ def local_files(home: Home) -> list[tuple[str, Path]]:
 
 
 def read_published(home: Home, path: Path) -> Published:
-    """Return what ``write_table`` returned of a file; ``UNREADABLE`` of one that is damaged."""
+    """Return what ``write_table`` returned of a file. One that is damaged raises ``UNREADABLE``."""
     window = path.stem[: -DIGEST_CHARS - 1].rpartition("-")[0]
     return Published(
         window_id=window[: len("YYYY-MM-DDThh")] + ":" + window[len("YYYY-MM-DDThh-") :],

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     MISSING_FIELD = "missing_field"  # a required key is absent; the detail is its path
     NON_FINITE_NUMBER = "non_finite_number"  # NaN or infinity, which JavaScript writes as null
     EMPTY_STEPS = "empty_steps"
+    TOO_MANY_CALLS = "too_many_calls"  # the gateway's records of it are too large to be read
     STEP_ORDER = "step_order"  # step numbers do not rise
     UNFINISHED_STEP = "unfinished_step"  # an action is still `pending`
     NO_LLM_CALL = "no_llm_call"  # no step has a call of the policy

@@ -69,7 +69,7 @@ Log = tuple[str | None, str | None, float | None]
 """Response, messages (JSON) and top_p of a row of ``llm_call_logs``."""
 
 _PROMPTS = ("system", "user")  # an empty result of a tool is a result
-_GATEWAY = msgspec.json.Decoder(list[RecordedCall])
+_GATEWAY = msgspec.json.Decoder(list[RecordedCall] | None)
 _LOGS = msgspec.json.Decoder(dict[str, Log])
 
 
@@ -214,7 +214,9 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
     if not steps:
         raise RejectedError(Reason.EMPTY_STEPS, "stepsJson is []")
     pnl_usd = window_pnl_usd(steps, metrics, row.final_pnl_usd)
-    gateway = _GATEWAY.decode(row.gateway_json)
+    if (gateway := _GATEWAY.decode(row.gateway_json)) is None:
+        # As text alone, replies would be trained that their records say must not be.
+        raise RejectedError(Reason.TOO_MANY_CALLS, "the gateway's records are too large to be read")
     calls = policy_calls(row.trajectory_id, steps, _LOGS.decode(row.logs_json), gateway)
     _check_play(steps, calls, row.total_reward, quality)
     scenario_id = row.scenario_id or window.id

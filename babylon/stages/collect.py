@@ -152,7 +152,7 @@ async def _joined(
     found = await store.pool.fetch(GATEWAY_CALLS, sound, columns["agent_id"], since)
     gateway = {row[0]: row[1] for row in found}
     columns["logs_json"] = [logs.get(name, "{}") for name in ids]
-    columns["gateway_json"] = [gateway.get(name, "[]") for name in ids]
+    columns["gateway_json"] = ["null" if n in large else gateway.get(n, "[]") for n in ids]
     columns["outcomes_json"] = [outcomes] * len(ids)
     return columns
 

@@ -157,8 +157,8 @@ async def too_large_plays(
     rows = await store.pool.fetch(_SIZES, trajectory_ids, agents, since, MOST_BYTES)
     for trajectory_id, size in rows:
         log.warning(
-            "trajectory %s: its calls have %d bytes, of at most %d, and are left out, so that its"
-            " replies are trained as text alone: let the agent begin a new trajectory sooner",
+            "trajectory %s: its calls have %d bytes, of at most %d, so it is rejected: let the"
+            " agent begin a new trajectory sooner",
             *(trajectory_id, size, MOST_BYTES),
         )
     return {row["trajectory_id"] for row in rows}

@@ -514,7 +514,7 @@ async def test_a_finish_whose_calls_are_too_large_is_refused_before_they_are_rea
         await agent.chat("t")
     answer = await agent.send({"type": "finish", "trajectory_id": "t"})
     assert answer.status_code == 413
-    assert "bytes of prompts and answers, of at most 2048" in answer.text
+    assert "bytes of prompts and answers of calls, of at most 2048" in answer.text
 
 
 async def test_of_two_trajectories_that_name_a_call_at_once_one_is_finished(

@@ -75,6 +75,7 @@ BAD_ROWS = {
     "P&L infinite": (row(final_pnl_usd=float("inf")), Reason.NON_FINITE_NUMBER, "finalPnL"),
     "P&L of no game": (row(final_pnl_usd=1e200), Reason.NON_FINITE_NUMBER, "finalPnL"),
     "no steps": (row([]), Reason.EMPTY_STEPS, "[]"),
+    "records too large": (row(gateway_json="null"), Reason.TOO_MANY_CALLS, "too large to be read"),
     "a step twice": (row([*steps(), step(4)]), Reason.STEP_ORDER, "[5].stepNumber is 4 after 4"),
     "pending": (
         row(with_step(action={"actionType": "pending", "success": False})),

@@ -19,14 +19,9 @@ async def require_room(connection: Connection, trajectory_id: str) -> None:
     Raises:
         RequestError: 413, a finish could not hold it.
     """
-    size = await stored_bytes(connection, trajectory_id)
-    if size > MAX_STORED_BYTES:
-        raise RequestError(
-            413,
-            f"trajectory {trajectory_id!r:.80} would have {size} bytes of steps and spans, of at"
-            f" most {MAX_STORED_BYTES}: send less in each, or finish it and start another",
-            code="too_large",
-        )
+    size, most = await stored_bytes(connection, trajectory_id), MAX_STORED_BYTES
+    remedy = "send less in each, or finish it and start another"
+    _require(size, most, trajectory_id, "steps and spans", remedy)
 
 
 async def require_few_calls(
@@ -37,14 +32,9 @@ async def require_few_calls(
     Raises:
         RequestError: 413, a finish could not hold them.
     """
-    size = await call_bytes(connection, play, call_ids)
-    if size > MAX_CALL_BYTES:
-        raise RequestError(
-            413,
-            f"calls of trajectory {play.trajectory_id!r:.80} have {size} bytes of prompts and"
-            f" answers, of at most {MAX_CALL_BYTES}: finish sooner and start another",
-            code="too_large",
-        )
+    size, most = await call_bytes(connection, play, call_ids), MAX_CALL_BYTES
+    what, remedy = "prompts and answers of calls", "finish sooner and start another"
+    _require(size, most, play.trajectory_id, what, remedy)
 
 
 async def require_little_feedback(connection: Connection, trajectory_id: str) -> None:
@@ -53,11 +43,15 @@ async def require_little_feedback(connection: Connection, trajectory_id: str) ->
     Raises:
         RequestError: 413, it would be too much.
     """
-    size = await feedback_bytes(connection, trajectory_id)
-    if size > MAX_FEEDBACK_BYTES:
+    size, most = await feedback_bytes(connection, trajectory_id), MAX_FEEDBACK_BYTES
+    _require(size, most, trajectory_id, "feedback", "send fewer pieces, and shorter comments")
+
+
+def _require(size: int, most: int, trajectory_id: str, what: str, remedy: str) -> None:
+    if size > most:
         raise RequestError(
             413,
-            f"trajectory {trajectory_id!r:.80} would have {size} bytes of feedback, of at most"
-            f" {MAX_FEEDBACK_BYTES}: send fewer pieces, and shorter comments",
+            f"trajectory {trajectory_id!r:.80} would have {size} bytes of {what}, of at most"
+            f" {most}: {remedy}",
             code="too_large",
         )
