@@ -63,8 +63,18 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_assistant_tokens_mask": (False,),
 }
-_NO_CHAT = _UNSUPPORTED | {"tools": ([],), "chat_template_kwargs": ({},)}
+_NOT_OF_CHATS = _UNSUPPORTED | {"add_special_tokens": (False,)}  # the template writes them
+_NOT_OF_COMPLETIONS = _UNSUPPORTED | {
+    "tools": ([],),
+    "chat_template_kwargs": ({},),
+    "add_special_tokens": (True,),
+}
 _GRAMMARS = {"tool_choice", "response_format"}  # what chats may constrain
 _EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -132,7 +142,7 @@ async def _unload(request: web.Request) -> web.Response:
 
 async def _chat(request: web.Request) -> web.StreamResponse:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    asked = parse_chat(_checked(fields, _UNSUPPORTED, _GRAMMARS))
+    asked = parse_chat(_checked(fields, _NOT_OF_CHATS, _GRAMMARS))
     policy = request.app[POLICIES].get(asked.model)
     grammar = answer_grammar(asked)
     # in threads: other answers must not wait for the compiler or for a long prompt
@@ -143,14 +153,14 @@ async def _chat(request: web.Request) -> web.StreamResponse:
 
 async def _tokenize(request: web.Request) -> web.Response:
     fields = request.app[DEFAULTS] | decode_object(await request.read())
-    asked = parse_chat(_checked(fields, _UNSUPPORTED, fields))  # nothing is sampled
+    asked = parse_chat(_checked(fields, _NOT_OF_CHATS, fields))  # nothing is sampled
     policy = request.app[POLICIES].get(asked.model)
     tokens = await asyncio.to_thread(prompt_of, policy, asked)
     return json_response({"count": len(tokens), "max_model_len": policy.context, "tokens": tokens})
 
 
 async def _completion(request: web.Request) -> web.StreamResponse:
-    asked = parse_completion(_checked(decode_object(await request.read()), _NO_CHAT))
+    asked = parse_completion(_checked(decode_object(await request.read()), _NOT_OF_COMPLETIONS))
     policy = request.app[POLICIES].get(asked.model)
     sampled = await asyncio.to_thread(completion_requests, policy, asked)
     return await _sample(request, policy, asked, sampled, CompletionChoice)

@@ -118,6 +118,7 @@ async def test_a_stream_adds_up_to_the_whole(engine: TestClient[Any, Any]) -> No
         ({"logprobs": 21}, 400, "$.logprobs"),
         ({"echo": True}, 400, "echo"),
         ({"suffix": "x"}, 400, "suffix"),
+        ({"add_special_tokens": False}, 400, "add_special_tokens"),
         ({"tools": [{"type": "function"}]}, 400, "tools"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"model": "q"}, 404, "'q' is not loaded"),

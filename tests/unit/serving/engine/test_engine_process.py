@@ -228,6 +228,12 @@ async def test_client_that_leaves_frees_the_worker(engine: TestClient[Any, Any])
                 "include_stop_str_in_output": True,
                 "documents": [{}],
                 "prompt_logprobs": 1,
+                "logprob_token_ids": [1],
+                "return_tokens_as_token_ids": True,
+                "return_token_offsets": True,
+                "return_prompt_text": True,
+                "return_assistant_tokens_mask": True,
+                "add_special_tokens": True,
                 "modalities": ["audio"],
             }.items()
         ),
