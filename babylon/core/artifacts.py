@@ -183,7 +183,7 @@ def rewrite_artifact(
         with ArtifactWriter(
             home, schema, window_id=artifact.window_id, stage=stage, directory=directory
         ) as writer:
-            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+            for batch in _parts(file):
                 writer.write(change(_frame(batch)))
     return writer.artifact
 
@@ -203,7 +203,10 @@ def read_artifact(
 def iter_artifact(
     home: Home, artifact: Artifact, columns: Sequence[str] | None = None
 ) -> Iterator[pl.DataFrame]:
-    """Yield the rows in order, as frames of up to 100; a thread reads the next one meanwhile."""
+    """Yield the rows in order, as frames of up to 100; a thread reads the next one meanwhile.
+
+    No frame has more rows than were written at once.
+    """
     return map(_frame, iter_batches(home, artifact, columns))
 
 
@@ -212,7 +215,7 @@ def iter_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows as ``iter_artifact`` does, but as Arrow batches."""
     with _verified(home, artifact) as file, ThreadPoolExecutor(1) as ahead:
-        batches = file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=columns)
+        batches = _parts(file, columns)
         following = ahead.submit(next, batches, None)
         while (batch := following.result()) is not None:
             following = ahead.submit(next, batches, None)
@@ -260,6 +263,12 @@ def _verified(home: Home, artifact: Artifact) -> Iterator[pq.ParquetFile]:
             )
         file.seek(0)
         yield pq.ParquetFile(file, pre_buffer=False)  # otherwise the whole file stays in memory
+
+
+def _parts(file: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    # One row group at a time: Arrow would join the small groups of large rows.
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(_ROWS_AT_A_TIME, [group], columns)
 
 
 def _frame(table: object) -> pl.DataFrame:

@@ -36,13 +36,13 @@ from babylon.store.calls import (
     wait_until_recorded,
 )
 from babylon.store.connection import Connection, game_snapshot, read_clock
+from babylon.store.game_tables import batches_of_plays
 from babylon.store.late import finished_play, free_for_training
 from babylon.store.market_outcomes import window_outcomes
 from babylon.store.replica import wait_until_replicated
 
 T = TypeVar("T")
 U = TypeVar("U")
-_ROWS_AT_A_TIME = 100
 _SILENT_S = 60.0  # a gateway that a stalled database silenced for so long still holds calls
 _WAIT_S = 70.0  # until one that died counts as silent
 
@@ -117,7 +117,7 @@ async def collect_window(
             found = await connection.fetch(TRAJECTORIES, window.start, window.end, elsewhere)
             free = await free_for_training(store, *([row[at] for row in found] for at in (0, 1)))
             ids = [row[0] for row in found if row[0] in free]
-        batches = (ids[at : at + _ROWS_AT_A_TIME] for at in range(0, len(ids), _ROWS_AT_A_TIME))
+        batches = iter(await batches_of_plays(connection, ids))
         rows: Columns = {}
         records = await _read(connection, next(batches, []))
         while rows or records:

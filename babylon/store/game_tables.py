@@ -4,7 +4,7 @@ The game declares them, and another version of it may declare them otherwise. Th
 column that is missing or of another kind, so that no stage fails in the middle of a query.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import asyncpg
 
@@ -61,6 +61,26 @@ _IDENTITY = """
 SELECT c.system_identifier::text || ' ' || d.oid
 FROM pg_control_system() c, pg_database d WHERE d.datname = current_database()
 """
+
+# Calls and logs repeat what the steps say, so that the steps tell how much a trajectory has. If
+# they are text, Postgres knows their length without reading them.
+_BATCHES = """
+SELECT array_agg(id ORDER BY id COLLATE "C") FROM (
+    SELECT t."trajectoryId" AS id, div(sum(octet_length(t."stepsJson"::text) + $2::bigint)
+        OVER (ORDER BY t."trajectoryId" COLLATE "C"), $3::bigint) AS batch
+    FROM trajectories t WHERE t."trajectoryId" = ANY($1::text[])
+) AS numbered GROUP BY batch ORDER BY batch
+"""
+_BATCH_ROWS, _BATCH_BYTES = 100, 2**25
+
+
+async def batches_of_plays(connection: Connection, ids: Sequence[str]) -> list[list[str]]:
+    """Split trajectories into batches that fit into memory, in the order of their ids.
+
+    A batch has about 100 trajectories, or 32 MiB of steps and one trajectory more.
+    """
+    each = _BATCH_BYTES // _BATCH_ROWS
+    return [row[0] for row in await connection.fetch(_BATCHES, list(ids), each, _BATCH_BYTES)]
 
 
 async def tables_present(connection: "Connection | Session", schema: str) -> bool:

@@ -11,15 +11,16 @@ import asyncpg
 import msgspec
 import pytest
 
-from babylon.core.artifacts import read_artifact
+from babylon.core.artifacts import iter_artifact, read_artifact
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import read_trajectories
 from babylon.migrations import VERSIONS
 from babylon.stages.collect import GATEWAY_CALLS, TRAJECTORIES, collect_window
 from babylon.stages.validate import validate_window
-from babylon.store import open_store
+from babylon.store import game_tables, open_store
 from babylon.store.call_partitions import make_partitions
 from babylon.store.calls import insert_calls
+from babylon.store.game_tables import batches_of_plays
 from benchmarks.collect_rows import STEPS, fill, fill_others
 from tests.faults.mutations import older_step
 from tests.integration.game import WINDOW, claim, insert, insert_trajectories, real_rows
@@ -98,6 +99,22 @@ async def test_recorded_steps_reach_judge_and_table_byte_for_byte(store, setting
         {"stepNumber": number, "reward": 1.0, "predictionCorrect": True} for number in range(5)
     ]
     assert (row["wins"], row["trades"]) == (5, 5)
+
+
+async def test_few_large_trajectories_are_read_at_once(store, settings, monkeypatch):
+    monkeypatch.setattr(game_tables, "_BATCH_BYTES", 2000)
+    monkeypatch.setattr(game_tables, "_BATCH_ROWS", 3)
+    lengths = {"a": 900, "b": 900, "c": 10, "d": 9000, "e": 10, "f": 10, "g": 10, "h": 10}
+    texts = [
+        {"trajectoryId": name, "stepsJson": "x" * length} for name, length in lengths.items()
+    ]
+    await insert_trajectories(store, *texts)
+    async with store.pool.acquire() as connection:
+        batches = await batches_of_plays(connection, sorted(lengths))
+    assert batches == [["a"], ["b", "c"], ["d"], ["e", "f", "g"], ["h"]]
+    collected = await collect_window(store, settings.home, await claim(store), WINDOW)
+    parts = list(iter_artifact(settings.home, collected.artifact, ["trajectory_id"]))
+    assert [part["trajectory_id"].to_list() for part in parts] == batches
 
 
 async def validated_alone(store, settings):

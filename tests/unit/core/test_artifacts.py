@@ -44,6 +44,17 @@ def test_rows_are_streamed_in_order_and_only_the_columns_asked_for(tmp_path):
     assert pl.concat(parts).equals(FRAME.select("id"))
 
 
+def test_rows_that_were_written_apart_are_read_apart(tmp_path):
+    """A writer of large rows decides how many of them fit into memory."""
+    home = Home(tmp_path)
+    with ArtifactWriter(home, FRAME.schema, window_id=WINDOW) as writer:
+        for part in (FRAME.head(2), FRAME.tail(3)):
+            writer.write(part)
+    rewritten = rewrite_artifact(home, writer.artifact, lambda frame: frame, stage="x")
+    for artifact in (writer.artifact, rewritten):
+        assert [len(part) for part in iter_artifact(home, artifact)] == [2, 3]
+
+
 def test_rewriting_changes_every_part(tmp_path):
     artifact = write_artifact(Home(tmp_path), FRAME, window_id=WINDOW)
     doubled = rewrite_artifact(
