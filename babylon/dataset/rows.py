@@ -43,9 +43,9 @@ def read_rows(place: Path, columns: list[str] | None = None) -> Iterator[dict[st
                 raise ConfigError(
                     f"{file} is no file of the table {TRAJECTORIES}: name one of these"
                 )
-            batches = table.iter_batches(_PORTION, columns=columns)
-            while (batch := next(batches, None)) is not None:
-                yield from batch.to_pylist()
+            for group in range(table.num_row_groups):  # few large rows are one
+                for batch in table.iter_batches(_PORTION, [group], columns):
+                    yield from batch.to_pylist()
         except (pa.ArrowException, OSError) as error:  # the head, or a part after it
             raise ConfigError(
                 f"{file} is damaged or no Parquet file ({error}): remove it, or name others"

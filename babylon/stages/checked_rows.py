@@ -25,9 +25,9 @@ from babylon.core.types import Rejection
 from babylon.core.windows import FIRST_YEAR, LAST_YEAR, Window
 from babylon.quality.row_checks import check_row
 from babylon.store import Store
+from babylon.store.game_tables import batches_of_plays
 
 log = logging.getLogger(__name__)
-_ROWS_AT_A_TIME = 200
 _MOST = 200_000  # results, about 20 MB
 NARROW = f"""t."trajectoryId" AS trajectory_id, t."agentId" AS agent_id, t."windowId" AS window_id,
     CASE WHEN t."startTime" BETWEEN '{FIRST_YEAR}-01-01' AND '{LAST_YEAR}-12-31'
@@ -86,19 +86,17 @@ class CheckedRows:
     ) -> AsyncIterator[tuple[NarrowRow, Rejection | None]]:
         """Yield each row with the reason against it, or None if it can be trained."""
         await asyncio.to_thread(self._load)
-        unknown: list[tuple[NarrowRow, Window]] = []
+        unknown: dict[str, tuple[NarrowRow, Window]] = {}
         for row, window in rows:
             known = self._known.get(row.trajectory_id)
             if known and (known.version, known.window) == (row.version, _name(window)):
                 yield row, known.rejection(row.trajectory_id)
             else:
-                unknown.append((row, window))
-        for begin in range(0, len(unknown), _ROWS_AT_A_TIME):
-            part = unknown[begin : begin + _ROWS_AT_A_TIME]
-            wide = await self._read(store, [row.trajectory_id for row, _ in part])
-            for row, window in part:
-                if row.trajectory_id in wide:  # else it was deleted in between
-                    yield row, self._decode(row, wide[row.trajectory_id], window)
+                unknown[row.trajectory_id] = row, window
+        for batch in await batches_of_plays(store.game, [*unknown]):
+            for name, wide in (await self._read(store, batch)).items():
+                row, window = unknown[name]
+                yield row, self._decode(row, wide, window)
         if unknown:
             await asyncio.to_thread(self._save)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import asyncpg
 
-from babylon.store.session import Connection, Session
+from babylon.store.session import Connection, Pool, Session
 
 GAME_TABLES = ("trajectories", "llm_call_logs", "market_outcomes")
 
@@ -74,13 +74,13 @@ SELECT array_agg(id ORDER BY id COLLATE "C") FROM (
 _BATCH_ROWS, _BATCH_BYTES = 100, 2**25
 
 
-async def batches_of_plays(connection: Connection, ids: Sequence[str]) -> list[list[str]]:
+async def batches_of_plays(session: "Connection | Pool", ids: Sequence[str]) -> list[list[str]]:
     """Split trajectories into batches that fit into memory, in the order of their ids.
 
     A batch has about 100 trajectories, or 32 MiB of steps and one trajectory more.
     """
     each = _BATCH_BYTES // _BATCH_ROWS
-    return [row[0] for row in await connection.fetch(_BATCHES, list(ids), each, _BATCH_BYTES)]
+    return [row[0] for row in await session.fetch(_BATCHES, list(ids), each, _BATCH_BYTES)]
 
 
 async def tables_present(connection: "Connection | Session", schema: str) -> bool:

@@ -105,9 +105,7 @@ async def test_few_large_trajectories_are_read_at_once(store, settings, monkeypa
     monkeypatch.setattr(game_tables, "_BATCH_BYTES", 2000)
     monkeypatch.setattr(game_tables, "_BATCH_ROWS", 3)
     lengths = {"a": 900, "b": 900, "c": 10, "d": 9000, "e": 10, "f": 10, "g": 10, "h": 10}
-    texts = [
-        {"trajectoryId": name, "stepsJson": "x" * length} for name, length in lengths.items()
-    ]
+    texts = [{"trajectoryId": name, "stepsJson": "x" * length} for name, length in lengths.items()]
     await insert_trajectories(store, *texts)
     async with store.pool.acquire() as connection:
         batches = await batches_of_plays(connection, sorted(lengths))
