@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ BEGIN = datetime(2025, 11, 14, tzinfo=UTC)
 async def test_the_results_of_the_newest_windows_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def batches(_: object, ids: list[str]) -> list[list[str]]:
+        return [ids]
+
     async def read(_: object, store: object, ids: list[str]) -> dict[str, None]:
         return dict.fromkeys(ids)
 
@@ -28,6 +32,7 @@ async def test_the_results_of_the_newest_windows_are_kept(
         )
 
     monkeypatch.setattr(checked_rows, "_MOST", 3)
+    monkeypatch.setattr(checked_rows, "batches_of_plays", batches)
     monkeypatch.setattr(CheckedRows, "_read", read)
     monkeypatch.setattr(CheckedRows, "_decode", check)
     rows = []
@@ -41,7 +46,7 @@ async def test_the_results_of_the_newest_windows_are_kept(
             version=hour,
         )
         rows.append((row, window))
-    store: Any = None
+    store: Any = SimpleNamespace(game=None)
     decoded = []
     for part in (rows, rows[:3], rows):
         checked = CheckedRows(QualitySettings(), Home.at(tmp_path))
