@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from babylon.core.artifacts import iter_artifact, read_artifact
+from babylon.core.artifacts import iter_artifact
 from babylon.core.home import Home
 from babylon.core.llm_calls import JsonObject, Message, answer_message
 from babylon.core.types import Artifact
@@ -166,8 +166,8 @@ def iter_trajectories(home: Home, artifact: Artifact) -> Iterator[Trajectory]:
 
 def training_rows(home: Home, artifact: Artifact) -> list[TrainingRow]:
     """Read the trainer's rows of a scored artifact. The ground truth columns are not read."""
-    frame = read_artifact(home, artifact, [*_LEARNT_FROM, "calls_json", "rewards_json"])
-    return [TrainingRow(**row) for row in _decoded(frame.iter_rows(named=True))]
+    frames = iter_artifact(home, artifact, [*_LEARNT_FROM, "calls_json", "rewards_json"])
+    return [TrainingRow(**row) for frame in frames for row in _decoded(frame.iter_rows(named=True))]
 
 
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {

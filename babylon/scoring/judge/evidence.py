@@ -6,11 +6,11 @@ from statistics import fmean
 import msgspec
 import polars as pl
 
-from babylon.core.artifacts import iter_artifact, read_artifact
+from babylon.core.artifacts import iter_artifact
 from babylon.core.errors import reason_of
 from babylon.core.home import Home
 from babylon.core.settings import JudgeSettings
-from babylon.core.trajectories import PLAIN, Trajectory, read_trajectories
+from babylon.core.trajectories import PLAIN, Trajectory, iter_trajectories
 from babylon.core.types import Artifact, Rejection
 from babylon.quality.decode import Reason
 from babylon.scoring.judge.condense import condense
@@ -44,12 +44,13 @@ def read_evidence(
 
     Trajectories whose steps or ground truth cannot be decoded come last, with the reason.
     """
-    columns = read_artifact(home, artifact, ["knowledge_json", "game_json"]).iter_rows()
+    frames = iter_artifact(home, artifact, ["knowledge_json", "game_json"])
+    columns = (row for frame in frames for row in frame.iter_rows())
     judged: list[JudgedTrajectory] = []
     unreadable: list[Rejection] = []
     outcomes: list[dict[str, object]] = []
     for trajectory, (knowledge, steps) in zip(
-        read_trajectories(home, artifact), columns, strict=True
+        iter_trajectories(home, artifact), columns, strict=True
     ):
         try:
             known = _KNOWLEDGE.decode(knowledge)
