@@ -129,7 +129,9 @@ async def store_collected(store: Store, claim: Claim, trajectory_ids: Iterable[s
         )
         await change_state(connection, claim, WindowState.COLLECTED)
         await connection.execute(
-            "UPDATE babylon.windows SET collected_at = now() WHERE window_id = $1", claim.window_id
+            # Of an earlier attempt: they are not true of what is collected now.
+            "UPDATE babylon.windows SET collected_at = now(), metrics = '{}' WHERE window_id = $1",
+            claim.window_id,
         )
     failpoint("collected.after")
 

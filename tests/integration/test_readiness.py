@@ -86,6 +86,24 @@ async def test_a_skipped_window_is_not_tried_again_before_more_is_played(store, 
     assert ready.ready
 
 
+async def test_scores_of_an_earlier_attempt_keep_no_unscored_window_from_its_next_try(
+    store, settings
+):
+    """The judge's budget may be spent when a window whose update failed is scored anew."""
+    await insert_real_window(store)
+    held = await claim(store)
+    await set_state(store, held, WindowState.SCORED, metrics={"eligible": 5})
+    await set_state(store, held, WindowState.FAILED, reason="loss is nan")
+    again = await claim(store)
+    await store_collected(store, again, [])
+    await set_state(store, again, WindowState.SKIPPED, reason="the judge's budget is spent")
+    (skipped,) = (await reports(store, settings, now=datetime.now(UTC))).values()
+    (rests,) = skipped.missing
+    assert rests.startswith("tried 2 times without success, again at ")
+    (later,) = (await reports(store, settings, now=skipped.retry_at)).values()
+    assert later.ready
+
+
 async def test_a_half_finished_window_says_how_to_go_on(store, settings):
     await insert_real_window(store)
     await set_state(store, await claim(store), WindowState.TRAINED)
