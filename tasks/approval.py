@@ -6,11 +6,14 @@ command line or the status page resumes the run, and one from the form is writte
 
 import asyncio
 import logging
+from contextlib import suppress
 from uuid import UUID
 
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectSignal
 from prefect.flow_runs import apause_flow_run, aresume_flow_run
 from prefect.input import RunInput
+from prefect.input.actions import aread_flow_run_input
 from pydantic import Field
 
 from babylon.core.settings import DeploymentSettings
@@ -19,6 +22,7 @@ from babylon.evaluation.arena.match_page import verdict_markdown
 from babylon.stages.approval import IN_PREFECT, ask, await_answer, try_to_answer, with_answer
 from babylon.store import Store
 from babylon.store.approvals import Approval
+from babylon.store.connection import UNREACHABLE
 from babylon.tasks.stage import stage
 
 _POLL_S = 2
@@ -50,7 +54,8 @@ async def approval(store: Store, deployment: DeploymentSettings, verdict: Verdic
     # crash without an effect on the answer.
     pause = None
     if (context := FlowRunContext.get()) and context.flow_run and question.approved is None:
-        pause = asyncio.create_task(_pause(store, verdict, deployment.approval_hours))
+        run = context.flow_run.id
+        pause = asyncio.create_task(_pause(store, verdict, deployment.approval_hours, run))
     try:
         answer = await await_answer(store, version)
         if pause and context and context.flow_run:
@@ -63,23 +68,36 @@ async def approval(store: Store, deployment: DeploymentSettings, verdict: Verdic
     return with_answer(verdict, answer)
 
 
-async def _pause(store: Store, verdict: Verdict, hours: float) -> None:
+async def _pause(store: Store, verdict: Verdict, hours: float, run: UUID) -> None:
     """Pause the run in Prefect until its form is filled in, and write the answer to Postgres."""
     form = DeployForm.with_initial_data(description=verdict_markdown(verdict))
+    version, answer = verdict.policy_version, None
     try:
         answer = await apause_flow_run(
             wait_for_input=form,
             timeout=int(hours * 3600) + _SLACK_S,
             poll_interval=_POLL_S,
-            key=f"approve-{verdict.policy_version}",
+            key=f"approve-{version}",
         )
-    except Exception as error:  # Prefect shows the question; it must not decide by its failure
-        log.warning("Prefect does not show the question: %r", error)
-        return
-    if answer is not None:
-        await try_to_answer(
-            store, verdict.policy_version, answer.approve, IN_PREFECT, answer.reason
-        )
+    # Prefect shows the question; it must not decide by its failure.
+    except (Exception, PrefectSignal) as error:
+        log.warning("Prefect may not show the question: %r", error)
+    # Prefect pauses a run once. A stage that begins again after an outage finds it paused.
+    answer = answer or await _filled_in(run, f"paused-approve-{version}-response")
+    while True:
+        try:
+            return await try_to_answer(store, version, answer.approve, IN_PREFECT, answer.reason)
+        except UNREACHABLE:  # nobody fills the form in again
+            await asyncio.sleep(_POLL_S)
+
+
+async def _filled_in(run: UUID, key: str) -> DeployForm:
+    """Return the form of an earlier pause of the run, once somebody has filled it in."""
+    while True:
+        with suppress(Exception):  # Prefect is away
+            if said := await aread_flow_run_input(key, flow_run_id=run):
+                return DeployForm(**said)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _resume(run: UUID, pause: "asyncio.Task[None]", answer: Approval) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import aiohttp
+import asyncpg
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
@@ -19,7 +21,13 @@ from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.take_up import _end_dead_run
 from babylon.stages import approval as waiting
 from babylon.store import Store
-from babylon.store.approvals import answer_approval, ask_approval, get_approval, open_approvals
+from babylon.store.approvals import (
+    Approval,
+    answer_approval,
+    ask_approval,
+    get_approval,
+    open_approvals,
+)
 from babylon.store.policies import champion
 from babylon.store.windows import claim_window, get_window, set_state
 from babylon.tasks import approval
@@ -75,6 +83,31 @@ async def test_the_form_in_prefect_is_an_answer(store: Store) -> None:
     assert (await get_approval(store, 1)).author == approval.IN_PREFECT
     assert "refused by somebody in Prefect's UI: on a Friday?" in result.reason
     assert (await champion(store))[0].policy_version == 0
+
+
+async def test_the_form_counts_after_the_database_was_away_while_the_run_waited(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = asyncio.create_task(train_window(WINDOW))
+    run = await paused()
+    looks = 0
+
+    async def broken_once(*asked: Any) -> Approval:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise asyncpg.ConnectionDoesNotExistError("the server restarts")
+        return await get_approval(*asked)
+
+    monkeypatch.setattr(waiting, "get_approval", broken_once)
+    async with asyncio.timeout(60):
+        while looks < 3:  # the stage was begun again
+            await asyncio.sleep(0.1)
+    await aresume_flow_run(run.id, run_input={"approve": True, "reason": "after the restart"})
+    async with asyncio.timeout(30):
+        result, state = await ended(running, run.id)
+    assert (result.status, state) == (WindowState.DEPLOYED, "Deployed")
+    assert "approved by somebody in Prefect's UI: after the restart" in result.reason
 
 
 async def test_a_run_that_stops_while_it_waits_leaves_the_question_to_the_next(
