@@ -25,7 +25,7 @@ from babylon.core.failpoints import failpoint
 from babylon.core.metrics import scored_metrics
 from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim, Collected, Scored, Trained
-from babylon.core.windows import DONE, IN_WORK, Window, WindowState
+from babylon.core.windows import DONE, IN_WORK, JUDGED_AGAIN, Window, WindowState
 from babylon.stages.train import trained_from
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE, guarded, read_clock
@@ -156,7 +156,7 @@ async def _check_truth(store: Store, windows: WindowSettings, window: Window) ->
 async def _note_late(store: Store, windows: WindowSettings, claim: Claim, window: Window) -> None:
     """Record the late rows before anything is collected; admit them with ``--include-late``."""
     await note_late(store, window.start, window.end)
-    if windows.include_late:
+    if windows.include_late and window.recipe != JUDGED_AGAIN:  # it trains nothing
         await admit_late(store, claim, window)
 
 

@@ -22,6 +22,7 @@ from babylon.stages.readiness import window_reports
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.connection import read_clock
+from babylon.store.late import list_late
 from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.published import withhold
 from babylon.store.scores import list_scores
@@ -208,3 +209,15 @@ async def test_the_scores_of_a_recipe_that_waits_for_training_are_not_replaced(s
         await judge_again(store, *groups, recipe.key, score)
     row = await get_window(store, recipe.key)
     assert row.state == WindowState.SCORED
+
+
+async def test_judging_again_admits_no_late_row(store, settings):
+    """``INCLUDE_LATE`` in the settings is for recipes, which train late rows."""
+    await judged_without_truth(store, settings)
+    await store.pool.execute("UPDATE babylon.windows SET collected_at = now()")
+    await insert(store, "market_outcomes", real_rows("market_outcomes"))
+    late = {**real_rows("trajectories")[0], "id": "late", "trajectoryId": "late"}
+    await insert(store, "trajectories", [late])
+    await with_truth(store, settings.replace(windows={"include_late": True}))
+    admitted = {row.trajectory_id: row.admitted_to for row in await list_late(store)}
+    assert admitted["late"] is None
