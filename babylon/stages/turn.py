@@ -7,17 +7,22 @@ work at a time, because each update starts from the champion that the window bef
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
 from babylon.core.errors import ExperimentRunningError
 from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim
-from babylon.core.windows import Window, parse_window_id
+from babylon.core.windows import Window, WindowState, parse_window_id
 from babylon.store.connection import Store
+from babylon.store.experiments import newest_decision
 from babylon.store.line import take_line
 from babylon.store.routes import current_route, list_routes
+from babylon.store.windows import get_window
 
 log = logging.getLogger(__name__)
 LOOKS = 20  # at the line in one lease: every three seconds by default
+REVIEWED = timedelta(minutes=10)  # since the newest review: the schedule looks each quarter hour
+UNDECIDED = "insufficient"  # the decision of a review after which an experiment goes on
 
 
 async def wait_for_turn(
@@ -69,3 +74,22 @@ async def require_no_experiment(store: Store, claim: Claim) -> None:
             f"policy {route.challenger_version} is compared with policy {route.policy_version}:"
             f" window {claim.window_id} is scored, and is trained when that is decided"
         )
+
+
+async def waits_undecided(store: Store, window_id: str) -> str:
+    """Return why a run of a scored window could only wait again; empty if it may do more.
+
+    A week of windows may wait for an experiment. Each of their runs would review it.
+    """
+    row = await get_window(store, window_id)
+    if row is None or row.state != WindowState.SCORED or row.lost:
+        return ""
+    routes = await list_routes(store, limit=1)
+    if not routes or (split := routes[0].split) is None:
+        return ""
+    if await newest_decision(store, split.salt, REVIEWED) != UNDECIDED:
+        return ""
+    return (
+        f"policy {split.challenger_version} is compared with policy {routes[0].policy_version}, and"
+        " the newest review decides nothing"
+    )

@@ -198,6 +198,17 @@ async def keep_review(
     )
 
 
+async def newest_decision(store: Store, salt: str, within: timedelta) -> str | None:
+    """Return the decision of an experiment's newest review, ``None`` if it is not that young."""
+    decision: str | None = await store.pool.fetchval(
+        "SELECT decision FROM babylon.experiment_reviews WHERE salt = $1"
+        " AND reviewed_at > now() - $2::interval ORDER BY reviewed_at DESC LIMIT 1",
+        salt,
+        within,
+    )
+    return decision
+
+
 async def newest_numbers(store: Store, salt: str) -> dict[str, Any] | None:
     """Return the numbers of an experiment's newest review, ``None`` before the first one."""
     numbers: dict[str, Any] | None = await store.pool.fetchval(
