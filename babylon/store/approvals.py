@@ -12,7 +12,7 @@ from babylon.core.errors import ApprovalError
 from babylon.core.types import Claim
 from babylon.store.connection import Connection, Store, guarded
 
-SUPERSEDED = "babylon"  # the author of the answer to a question that is void
+SUPERSEDED = "babylon itself"  # answers a question that is void; no account has such a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,16 @@ async def test_a_refusal_and_silence_deploy_nothing(store: Store, verdict: Verdi
     assert refused.reason == "refused by bob: not today; the gate said: better"
 
 
+@pytest.mark.parametrize("approved", [True, False])
+async def test_an_operator_may_have_the_name_of_the_program(
+    store: Store, verdict: Verdict, approved: bool
+) -> None:
+    """That is the account of the service and of the images."""
+    await ask(store, verdict, hours=2)
+    await answer_approval(store, 0, approved, "babylon", "looked at it")
+    assert with_answer(verdict, await await_answer(store, 0)).promote == approved
+
+
 async def test_nobody_is_asked_about_a_policy_whose_parent_leads_no_longer(store: Store) -> None:
     await three_policies(store)
     claim = await claim_window(store, WINDOW, owner="one", lease_s=60)
@@ -111,7 +121,7 @@ async def test_a_question_ends_with_the_release_of_its_policy(store: Store) -> N
     )
     await supersede(store, claim, "policy 1 leads now")
     assert await open_approvals(store) == []
-    with pytest.raises(ApprovalError, match="refused by babylon: policy 1 leads now"):
+    with pytest.raises(ApprovalError, match="refused by babylon itself: policy 1 leads now"):
         await answer_approval(store, 2, True, "alice", "")
 
 
