@@ -221,8 +221,17 @@ async def newest_numbers(store: Store, salt: str) -> dict[str, Any] | None:
 
 _STAGES = "unnest($1::bigint[], $2::int[]) AS s (route_version, stage)"
 
+# A trajectory keeps its arm when the share changes: its later calls tell nothing of the new share.
+_STAGED = f"""(
+    SELECT c.agent_id, c.key_id, c.arm, c.started_at, c.finish_reason, c.latency_ms,
+        CASE WHEN c.trajectory_id IS NULL OR starts_with(c.trajectory_id, 'session-') THEN s.stage
+            ELSE min(s.stage) OVER (PARTITION BY c.trajectory_id) END AS stage
+    FROM babylon.calls c JOIN {_STAGES} USING (route_version)
+    WHERE c.arm <> 'pinned' AND coalesce(c.agent_id, c.key_id) IS NOT NULL
+) AS c"""
+
 _AGENTS = f"""
-SELECT coalesce(c.agent_id, c.key_id) AS unit, s.stage,
+SELECT coalesce(c.agent_id, c.key_id) AS unit, c.stage,
     coalesce(min(c.started_at) FILTER (WHERE c.arm = 'challenger')
         < min(c.started_at) FILTER (WHERE c.arm = 'champion'), bool_and(c.arm = 'challenger'))
         AS challenger,
@@ -233,8 +242,7 @@ SELECT coalesce(c.agent_id, c.key_id) AS unit, s.stage,
     (count(*) FILTER (WHERE c.finish_reason = 'length'))::int AS cut,
     percentile_cont(0.5) WITHIN GROUP (ORDER BY c.latency_ms) AS median_ms,
     percentile_cont(0.95) WITHIN GROUP (ORDER BY c.latency_ms) AS p95_ms
-FROM babylon.calls c JOIN {_STAGES} USING (route_version)
-WHERE c.arm <> 'pinned' AND coalesce(c.agent_id, c.key_id) IS NOT NULL
+FROM {_STAGED}
 GROUP BY 1, 2 ORDER BY 2, 1
 """
 

@@ -296,6 +296,28 @@ async def test_agents_count_in_their_first_arm_of_share(store: Store, settings: 
     assert pnl(found).challenger_agents == 24
 
 
+async def test_play_that_goes_on_at_another_share_says_nothing_of_the_arm_there(
+    store: Store, settings: Settings
+) -> None:
+    """Busy agents earn 50 more, whoever answers. They are in the midst of a play at the change."""
+    fleet = await world(store)
+    shares, open_plays = (0.25, 0.5), []
+    for stage, share in enumerate(shares):
+        await fleet.begin(share, mode="canary")
+        for agent, name, arm in open_plays:
+            fleet.call(agent, arm, trajectory_id=name)
+        for number in range(48):
+            arm = "challenger" if number / 48 < share else "champion"
+            busy = number % 2
+            for luck in (-1.0, 1.0):
+                name = fleet.play(f"a{number}", arm, 50.0 * busy + luck * (number % 3))
+            open_plays += [(f"a{number}", name, arm)] if busy and not stage else []
+    await fleet.write()
+    found = await look(store, settings)
+    assert pnl(found).difference == pytest.approx(0, abs=1e-6)
+    assert (found.decision, found.crossed, pnl(found).challenger_agents) == ("insufficient", 12, 24)
+
+
 async def test_a_broken_sample_ratio_promotes_nobody(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()

@@ -1,7 +1,8 @@
 """Agents' mean outcomes by stage: the input of every comparison of the arms.
 
 A stage is a period in which the challenger's share is constant. Within a stage, an agent counts in
-the arm it was first exposed to (intention to treat), because only the first exposure is random.
+the arm it was first exposed to (intention to treat), because only the first exposure is random. A
+trajectory keeps its arm, so all of it belongs to the stage in which it began.
 """
 
 from collections.abc import Sequence
