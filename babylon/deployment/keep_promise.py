@@ -24,7 +24,7 @@ from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.policies import Policy, get_policy
 from babylon.store.rejections import policies_of_rejected
-from babylon.store.routes import Route, previous_champion
+from babylon.store.routes import Route, all_routes, earlier_turn_ended, previous_champion
 from babylon.store.windows import get_window
 
 BASE = 0  # version of the base model
@@ -65,11 +65,14 @@ async def keep_promise(
         log.warning("window %s is not compared with other policies: %s", claim.window_id, error)
         return None
     lost: dict[int, Interval] = {}
+    # Who makes a policy champion again knows why it was taken back.
+    since = earlier_turn_ended(await all_routes(store), champion)
     for rival, pairs in zip(rivals, found, strict=True):
-        windows = await add_pairs(store, claim, champion, rival.policy_version, pairs)
+        version = rival.policy_version
+        windows = await add_pairs(store, claim, champion, version, pairs, since=since)
         # In a thread, because the event loop also renews the window's lease.
         if difference := await asyncio.to_thread(broken_promise, windows, len(rivals)):
-            lost[rival.policy_version] = difference
+            lost[version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
     if better is None or (verdict.promote and _gains_more(verdict, -lost[better].mean)):
         return None

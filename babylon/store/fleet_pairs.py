@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from datetime import datetime
 
 from babylon.core.types import Claim
 from babylon.store.connection import Store, guarded
@@ -18,9 +19,17 @@ class FleetPair:
 
 
 async def add_pairs(
-    store: Store, claim: Claim, champion: int, rival: int, pairs: Sequence[FleetPair]
+    store: Store,
+    claim: Claim,
+    champion: int,
+    rival: int,
+    pairs: Sequence[FleetPair],
+    *,
+    since: datetime | None = None,
 ) -> list[list[FleetPair]]:
     """Store a window's pairs, once. Return all of the two policies by window, the oldest first.
+
+    ``since``: those of windows that were first claimed before are not returned.
 
     A recipe trains on the play of a window again. A world that is known from the window, or from
     another recipe over it, is no further evidence.
@@ -38,9 +47,12 @@ async def add_pairs(
         )
         rows = await connection.fetch(
             "SELECT window_id, scenario_id, fleet_usd, before_usd, room_usd"
-            " FROM babylon.fleet_pairs WHERE (champion, predecessor) = ($1, $2) ORDER BY number",
+            " FROM babylon.fleet_pairs JOIN babylon.windows USING (window_id)"
+            " WHERE (champion, predecessor) = ($1, $2)"
+            " AND created_at >= coalesce($3, '-infinity'::timestamptz) ORDER BY number",
             champion,
             rival,
+            since,
         )
     windows: dict[str, list[FleetPair]] = {}
     for window_id, *pair in rows:

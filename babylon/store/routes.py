@@ -278,6 +278,20 @@ def taken_back(routes: Sequence[Route], policy_version: int) -> Route | None:
     return None
 
 
+def earlier_turn_ended(routes: Sequence[Route], policy_version: int) -> datetime | None:
+    """Return when the champion's turn before the present one ended; ``None``: this is its first.
+
+    ``routes``: newest first.
+    """
+    ended: datetime | None = None
+    for route in routes:
+        if route.policy_version != policy_version:
+            ended = route.created_at
+        elif ended:
+            return ended
+    return None
+
+
 async def superseded(store: Store, policy: Policy) -> str | None:
     """Return the reason why a window's policy can never be deployed, None if it still may be.
 

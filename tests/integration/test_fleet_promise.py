@@ -25,7 +25,7 @@ from babylon.store import Store
 from babylon.store.calls import insert_calls
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.rejections import replace_rejections
-from babylon.store.routes import current_route
+from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
@@ -44,6 +44,16 @@ def pairs(differences: Sequence[float]) -> list[FleetPair]:
         FleetPair(scenario_id=f"w{n}", fleet_usd=100.0 + d, before_usd=100.0, room_usd=2000.0)
         for n, d in enumerate(differences)
     ]
+
+
+async def put_in_force(store: Store, version: int) -> None:
+    await commit_route(
+        store,
+        policy_version=version,
+        author="a person",
+        reason="the market turned",
+        expected_route_version=(await current_route(store)).route_version,
+    )
 
 
 def by(policy: int, name: str) -> Trajectory:
@@ -195,6 +205,26 @@ async def test_the_policy_before_returns_once_the_fleet_surely_loses(
     assert "a loss, although the gate saw a gain" in back.reason
     assert "the fleet earned -" in (await current_route(store)).reason
     assert (await deploy_checkpoint(store, settings, rejected)).changes == ()  # no further back
+
+
+async def test_a_champion_that_comes_back_is_not_taken_back_for_what_it_lost_before(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await deploy_checkpoint(store, settings, verdict(claim))
+    await add_pairs(store, claim, CHAMPION, 0, pairs([-400.0] * 120))
+    rejected = replace(verdict(claim, promote=False), policy_version=1)
+    await deploy_checkpoint(store, settings, rejected)
+    assert await serving(store) == 0
+    await put_in_force(store, CHAMPION)
+    later = await claim_window(
+        store, parse_window_id("2025-11-14T11:00"), owner="worker", lease_s=60
+    )
+    rejected = replace(rejected, claim=later)
+    assert (await deploy_checkpoint(store, settings, rejected)).changes == ()
+    assert await serving(store) == CHAMPION
+    await add_pairs(store, later, CHAMPION, 0, pairs([-400.0] * 120))
+    await deploy_checkpoint(store, settings, rejected)
+    assert await serving(store) == 0  # what it loses since then counts
 
 
 async def test_a_recipe_over_the_same_play_is_no_further_evidence(
