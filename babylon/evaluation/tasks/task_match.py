@@ -86,6 +86,14 @@ async def _played(
             f"world {number}: the evaluator's play called sys.exit: raise an error, or return a low"
             " score"
         ) from error
+    except asyncio.CancelledError as error:  # it would end the run as if a person had stopped it
+        own = asyncio.current_task()
+        if own is None or own.cancelling():
+            raise
+        raise ArenaError(
+            f"world {number}: the evaluator's play awaited a task that was cancelled: catch"
+            " asyncio.CancelledError there"
+        ) from error
     _check(evaluator, score, number)
     return score
 

@@ -134,6 +134,18 @@ async def test_an_evaluator_that_exits_does_not_end_the_worker() -> None:
         load_evaluator(f"{__name__}:exits")
 
 
+async def test_an_evaluator_that_cancels_its_own_helper_does_not_cancel_the_run() -> None:
+    class Cancels(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            helper = asyncio.ensure_future(asyncio.sleep(10))
+            helper.cancel()
+            await helper
+            raise AssertionError
+
+    with pytest.raises(ArenaError, match=r"world 0: .* awaited a task that was cancelled: catch"):
+        await play_task(Cancels(), POLICY, POLICY, ["w"])
+
+
 def exits() -> Coin:
     raise SystemExit(3)
 
