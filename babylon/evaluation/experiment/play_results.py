@@ -16,6 +16,7 @@ from babylon.store.experiments import Play, steps_of
 
 START_BALANCE_USD = 1000.0
 HEAVY_LOSS = 0.1  # of the balance
+_AT_A_TIME = 64  # plays whose steps are read: each may have 32 MiB
 
 
 class Counts(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,12 +72,15 @@ async def results(game: Connection, plays: Sequence[Play]) -> tuple[list[PlayRes
         final = counted.final_pnl if play.final_pnl is None else play.final_pnl
         known = final is not None and play.opening_pnl is not None
         pnl.append(final - play.opening_pnl if known else None)  # type: ignore[operator]
-    deep = [play.trajectory_id for play, value in zip(plays, pnl, strict=True) if value is None]
-    steps = await steps_of(game, deep) if deep else {}
+    deep = [number for number, value in enumerate(pnl) if value is None]
+    for start in range(0, len(deep), _AT_A_TIME):
+        part = deep[start : start + _AT_A_TIME]
+        steps = await steps_of(game, [plays[number].trajectory_id for number in part])
+        for number in part:
+            play = plays[number]
+            pnl[number] = _from_steps(steps.get(play.trajectory_id, ""), play, counts[number])
     found, excluded = [], Counter[str]()
     for play, counted, value in zip(plays, counts, pnl, strict=True):
-        if value is None:
-            value = _from_steps(steps.get(play.trajectory_id, ""), play, counted)
         if value is None or not abs(value) <= MOST:
             excluded["no P&L"] += 1
             continue
