@@ -55,7 +55,12 @@ def write_report(
 def verdict_markdown(verdict: Verdict) -> str:
     """Return a verdict's page, without the figures that were not measured."""
     rows = [
-        ("mean P&L, $", verdict.pnl_before, verdict.pnl_after, ".1f"),
+        (
+            "mean P&L, $" if verdict.in_dollars else "mean score",
+            verdict.pnl_before,
+            verdict.pnl_after,
+            ".1f" if verdict.in_dollars else ".4g",
+        ),
         ("win rate", verdict.win_rate_before, verdict.win_rate_after, ".1%"),
         ("mean largest drawdown, $", verdict.drawdown_before, verdict.drawdown_after, ".1f"),
         ("malformed replies", verdict.malformed_before, verdict.malformed_after, ".1%"),

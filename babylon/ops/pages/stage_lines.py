@@ -74,9 +74,10 @@ def _trained(found: Trained) -> Iterable[str]:
 def _judged(found: Verdict) -> Iterable[str]:
     yield f"{found.ruling} policy {found.policy_version}: {found.reason}"
     if found.pnl_before is not None and found.pnl_after is not None:
+        what, form = ("P&L", ".1f") if found.in_dollars else ("score", ".4g")
         yield (
-            f"mean P&L of {found.scenarios} scenarios {found.pnl_before:.1f} before,"
-            f" {found.pnl_after:.1f} after"
+            f"mean {what} of {found.scenarios} scenarios {found.pnl_before:{form}} before,"
+            f" {found.pnl_after:{form}} after"
         )
 
 

@@ -80,6 +80,12 @@ class WindowFacts:
         return sorted(sums, key=lambda agent: -agent.pnl_usd)
 
 
+def gate_measure(verdict: Mapping[str, object]) -> str:
+    """Return what a stored verdict compares: P&L, or the score of a task, which has no drawdown."""
+    task = verdict.get("pnl_after") is not None and verdict.get("drawdown_after") is None
+    return "mean score" if task else "mean P&L, $"
+
+
 async def read_window_facts(store: Store, window_id: str) -> WindowFacts | None:
     """Return what is known of a window; ``None`` if nobody ever claimed it."""
     row = await get_window(store, window_id)

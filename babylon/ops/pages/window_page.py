@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from babylon.core.windows import IN_WORK
 from babylon.ops.pages.markdown import picture, span, table
 from babylon.ops.pages.pictures import gate_pictures, score_picture
-from babylon.ops.pages.window_facts import Played, WindowFacts
+from babylon.ops.pages.window_facts import Played, WindowFacts, gate_measure
 from babylon.training.update_health import figure, warnings
 
 SHOWN = 3  # best and worst trajectories
@@ -102,7 +102,7 @@ def _gate(facts: WindowFacts) -> Iterator[str]:
     yield from (f"{'Promoted' if verdict['promote'] else 'Not promoted'}: {verdict['reason']}", "")
     rows = [
         (name, figure(verdict.get(f"{key}_before")), figure(verdict.get(f"{key}_after")))
-        for name, key in (("mean P&L, $", "pnl"), ("win rate", "win_rate"))
+        for name, key in ((gate_measure(verdict), "pnl"), ("win rate", "win_rate"))
     ]
     yield from table(("", "champion", "challenger"), rows)
     sequence = gate_pictures(facts.report).get("sequence")

@@ -30,7 +30,7 @@ from babylon.ops.pages.pictures import (
     update_picture,
 )
 from babylon.ops.pages.trajectory import read_trajectory
-from babylon.ops.pages.window_facts import WindowFacts, read_window_facts
+from babylon.ops.pages.window_facts import WindowFacts, gate_measure, read_window_facts
 from babylon.ops.status_page.compare import read_pairs, which_is_better
 from babylon.ops.status_page.logo import add_logo
 from babylon.ops.status_page.session import COOKIE, LASTS_S, SessionCookies, Visitor
@@ -341,7 +341,7 @@ class StatusPage:
     def _html(self, name: str, visitor: Visitor | None, **values: object) -> Response:
         token = self._sessions.form_token(visitor.token) if visitor and visitor.token else ""
         template = self._templates.get_template(name)
-        words = {"number": _number, "usd": _usd}
+        words = {"number": _number, "share": _share, "usd": _usd, "gate_measure": gate_measure}
         page = template.render(visitor=visitor, form_token=token, **words, **values)
         # Play may hold half a character, which UTF-8 cannot express.
         return HTMLResponse(page.encode("utf-8", "replace"), headers=HEADERS)
@@ -365,7 +365,14 @@ def _window_pictures(facts: WindowFacts) -> list[Picture]:
 
 
 def _number(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, int | float) else "–"
+    """Return dollars with one digit behind the point, and a task's small score with three."""
+    if not isinstance(value, int | float):
+        return "–"
+    return f"{value:.3g}" if 0 < abs(value) < 1 else f"{value:.1f}"
+
+
+def _share(value: object) -> str:
+    return f"{value:.1%}" if isinstance(value, int | float) else "–"
 
 
 def _usd(value: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from babylon.ops.pages.trajectory import shown_text
+from babylon.ops.pages.window_facts import gate_measure
 from babylon.store import Store
 from babylon.store.policies import Policy
 
@@ -44,9 +45,10 @@ def which_is_better(one: Policy, other: Policy) -> str:
     found = "is not shown to be better or worse than"
     if low > 0 or high < 0:
         found = "is better than" if low > 0 else "is worse than"
-    return (
-        f"{names[0]} {found} {names[1]}: {low:+.1f} to {high:+.1f} $ a game, with 95 % confidence."
-    )
+    gain = f"{low:+.1f} to {high:+.1f} $ a game"
+    if gate_measure(newer.verdict) == "mean score":
+        gain = f"{low:+.3g} to {high:+.3g} in the task's score"
+    return f"{names[0]} {found} {names[1]}: {gain}, with 95 % confidence."
 
 
 async def read_pairs(store: Store, one: int, other: int) -> list[Pair]:

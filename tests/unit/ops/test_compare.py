@@ -35,6 +35,10 @@ def difference(low: float, high: float) -> dict[str, Any]:
     [
         (difference(2.0, 9.0), "Policy 12 is better than policy 11: +2.0 to +9.0 $ a game"),
         (difference(-9.0, -2.0), "Policy 12 is worse than policy 11: -9.0 to -2.0 $ a game"),
+        (
+            difference(0.02, 0.127) | {"pnl_after": 0.4, "drawdown_after": None},
+            "Policy 12 is better than policy 11: +0.02 to +0.127 in the task's score",
+        ),
         (difference(-9.0, 2.0), "Policy 12 is not shown to be better or worse than policy 11"),
         ({"pnl_difference_low": None, "pnl_difference_high": None}, "decided without a match"),
         ({}, "The gate has not compared them yet"),
