@@ -7,6 +7,7 @@ game is simulated.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,15 @@ from babylon.core.windows import AT_REST, Window, window_at
 from babylon.game.fleet.fleet_plan import TICK, FleetPlan
 from babylon.game.fleet.play_fleet import FleetResult
 from babylon.game.fleet.spawn import run_fleet
-from babylon.ops.demo import DemoGame, DemoReport, Say, Step, hour_line, report_hours
+from babylon.ops.demo import (
+    DemoGame,
+    DemoReport,
+    PlayHour,
+    Say,
+    Step,
+    hour_line,
+    report_hours,
+)
 from babylon.ops.up import up
 from babylon.store import Store, open_store
 from babylon.store.windows import get_window
@@ -55,19 +64,41 @@ async def run_rehearsal(
     say(f"agents play through {settings.serving.endpoint}, one decision a minute")
     say(f"the status page is at http://127.0.0.1:{settings.serving.admin_port}/")
     async with open_store(settings) as store:
-        ended: list[asyncio.Task[tuple[WindowResult, FleetResult]]] = []
-        async with asyncio.TaskGroup() as group:  # the schedule trains windows while others run
-            for number in range(windows):
-                step("windows played", number, windows)
-                plan = live_plan(game, settings.windows.minutes, datetime.now(UTC))
-                plan = replace(plan, shared=shared, seed=settings.seed)
-                window = window_at(plan.start, plan.window_minutes)
-                fleet = await run_fleet(store, settings, plan, "llm")
-                ended.append(group.create_task(_end(store, window, fleet, say)))
-            step("windows played", windows, windows)
+
+        def plan() -> FleetPlan:
+            rest = live_plan(game, settings.windows.minutes, datetime.now(UTC))
+            return replace(rest, shared=shared, seed=settings.seed)
+
+        async def play(plan: FleetPlan) -> FleetResult:
+            return await run_fleet(store, settings, plan, "llm")
+
+        try:
+            hours = await _hours(store, windows, plan, play, say, step)
+        except ExceptionGroup as failed:  # of the play, and of a wait for a window
+            raise failed.exceptions[0] from failed
         say("base and final policy meet on unseen scenarios")
-        hours = [one.result() for one in ended]
         return await report_hours(store, settings.home, settings.seed, game, hours, started)
+
+
+async def _hours(
+    store: Store,
+    windows: int,
+    next_plan: Callable[[], FleetPlan],
+    play: PlayHour,
+    say: Say,
+    step: Step,
+) -> list[tuple[WindowResult, FleetResult]]:
+    """Play the windows; the schedule trains each while the next is played."""
+    ended: list[asyncio.Task[tuple[WindowResult, FleetResult]]] = []
+    async with asyncio.TaskGroup() as group:
+        for number in range(windows):
+            step("windows played", number, windows)
+            plan = next_plan()
+            window = window_at(plan.start, plan.window_minutes)
+            fleet = await play(plan)
+            ended.append(group.create_task(_end(store, window, fleet, say)))
+        step("windows played", windows, windows)
+    return [one.result() for one in ended]
 
 
 def live_plan(game: DemoGame, minutes: int, now: datetime) -> FleetPlan:
