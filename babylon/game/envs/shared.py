@@ -74,11 +74,9 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
         """Play one tick.
 
         Raises:
-            ValueError: An active trader has no action.
+            ValueError: An active trader has no action, or no play is on.
         """
-        missing = [name for name in self.agents if name not in actions]
-        if missing:
-            raise ValueError(f"no action for {', '.join(missing)}: every trader acts in every tick")
+        self._check_acting(actions)
         names, market = self.agents, self.market
         chosen = np.stack([actions[name] for name in names])[None]
         orders = to_orders(chosen, self._ledger, self.market.rules)
@@ -98,6 +96,13 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
             dict.fromkeys(names, False),
             {n: {"pnl": self.seats[n].pnl, **outcome_info(outcomes[n])} for n in names},
         )
+
+    def _check_acting(self, actions: dict[str, Action]) -> None:
+        if not self.agents:
+            raise ValueError("no play is on, so nobody can act: call reset() first")
+        missing = [name for name in self.agents if name not in actions]
+        if missing:
+            raise ValueError(f"no action for {', '.join(missing)}: every trader acts in every tick")
 
     def render(self) -> str | None:
         """Return the prompts of LLM agents in the traders' places."""

@@ -84,6 +84,17 @@ def test_a_given_scenario_is_played_by_its_own_rules() -> None:
     assert terminated == {"trader_0": True, "trader_1": True} and env.agents == []
 
 
+def test_a_step_before_and_after_a_play_names_the_remedy() -> None:
+    env = MarketEnv(traders=2, rules="starter")
+    with pytest.raises(ValueError, match=r"no play is on, .*: call reset\(\) first"):
+        env.step({})
+    env.reset(seed=0)
+    while env.agents:
+        env.step(dict.fromkeys(env.agents, HOLD[:2]))
+    with pytest.raises(ValueError, match=r"call reset\(\) first"):
+        env.step({})
+
+
 def test_every_trader_acts_in_every_tick() -> None:
     env = MarketEnv(traders=2)
     env.reset(seed=0)
