@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from babylon.ops.pages import pairs, trajectory
 from babylon.ops.status_page.app import StatusPage
 from babylon.scoring.judge.validity import JudgedGroup
 from babylon.serving.gateway.auth import KeyRing
+from babylon.serving.gateway.recording_rules import HIDDEN_MESSAGES
 from babylon.store import Store
 from babylon.store.api_keys import create_key, revoke_key, rotate_key
 from babylon.store.approvals import ask_approval, get_approval
+from babylon.store.calls import insert_calls
 from babylon.store.holds import hold, running_hold
 from babylon.store.judge_validity import JudgeIdentity, WindowValidity, store_validity
 from babylon.store.people import read_answers
@@ -42,6 +44,7 @@ from tests.conftest import real_rows
 from tests.deployments import announced, three_policies
 from tests.integration.game import insert_real_window
 from tests.integration.test_serving import on_uvicorn
+from tests.unit.serving.gateway.calls import CALL, call
 
 WINDOW = "2025-11-14T07:00"
 HOSTILE = "<script>document.title='owned'</script>"
@@ -310,6 +313,17 @@ async def test_two_policies_are_compared_word_by_word(
     status, page = await browser.get("/compare?one=0&other=1")
     assert status == 200 and "0 prompts that both answered lately" in page
     assert (await browser.get("/compare?one=-1&other=x"))[0] == 200
+    hidden = json.dumps(HIDDEN_MESSAGES)
+    prompts = [CALL.messages, CALL.messages, hidden, hidden]
+    await insert_calls(
+        store,
+        [
+            call(n, policy_version=n % 2, messages=text, started_at=datetime.now(UTC))
+            for n, text in enumerate(prompts)
+        ],
+    )
+    page = (await browser.get("/compare?one=0&other=1"))[1]
+    assert "1 prompts that both answered lately" in page and "redacted" not in page
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 
 from babylon.ops.pages.trajectory import shown_text
 from babylon.ops.pages.window_facts import gate_measure
+from babylon.serving.gateway.recording_rules import REDACTED
 from babylon.store import Store
 from babylon.store.policies import Policy
 
@@ -53,7 +54,8 @@ def which_is_better(one: Policy, other: Policy) -> str:
 
 async def read_pairs(store: Store, one: int, other: int) -> list[Pair]:
     """Return the newest prompts that both policies answered."""
-    rows = await store.pool.fetch(_PAIRS, one, other, _RECENT, PAIRS)
+    # Different prompts of which the same is left are no common prompt.
+    rows = await store.pool.fetch(_PAIRS, one, other, _RECENT, PAIRS, REDACTED)
     return await asyncio.to_thread(lambda: [_pair(*row) for row in rows])
 
 
@@ -65,7 +67,8 @@ def _pair(messages: str, first: str, second: str) -> Pair:
 
 _NEWEST = """(SELECT DISTINCT ON (messages) messages, response, started_at FROM (
     SELECT messages, response, started_at FROM babylon.calls WHERE policy_version = ${}
-    ORDER BY started_at DESC LIMIT $3) AS newest ORDER BY messages, started_at DESC)"""
+    ORDER BY started_at DESC LIMIT $3) AS newest WHERE position($5 IN messages) = 0
+    ORDER BY messages, started_at DESC)"""
 _PAIRS = f"""
 SELECT messages, a.response, b.response FROM {_NEWEST.format(1)} a
 JOIN {_NEWEST.format(2)} b USING (messages)
