@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from babylon.core.types import Metric
+from babylon.core.types import Metric, Metrics
 from babylon.ops.pages.fleet_facts import FleetWindow, Night
 from babylon.ops.pages.markdown import picture, span, table
 from babylon.ops.pages.pictures import pnl_picture, update_picture
+from babylon.ops.pages.window_facts import gate_measure
 from babylon.store.attempts import Attempt
 from babylon.store.routes import Route
 
@@ -20,8 +21,7 @@ def fleet_markdown(windows: Sequence[FleetWindow]) -> str:
             one.row.window_id,
             one.row.state,
             _number(one.row.metrics.get("trajectories"), "d"),
-            _number(one.row.metrics.get("pnl_before"), ".1f"),
-            _number(one.row.metrics.get("pnl_after"), ".1f"),
+            *(_gate(one.row.metrics, when) for when in ("pnl_before", "pnl_after")),
             one.row.metrics.get("policy_version") if one.row.metrics.get("arm") else None,
             _number(one.staleness, ".2f"),
             f"{one.usd:.4f}",
@@ -85,6 +85,13 @@ def _attempts(attempts: Sequence[Attempt]) -> list[str]:
             for one in reversed(attempts)
         ],
     )
+
+
+def _gate(metrics: Metrics, name: str) -> str | None:
+    if gate_measure(metrics) == "mean score":
+        score = _number(metrics.get(name), ".4g")
+        return score and f"score {score}"
+    return _number(metrics.get(name), ".1f")
 
 
 def _number(value: Metric, form: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from babylon.core.types import Claim, Verdict
 from babylon.evaluation.arena.match_page import verdict_markdown
+from babylon.ops.pages.fleet_page import _gate
 from babylon.ops.pages.stage_lines import stage_lines
 from babylon.ops.pages.window_facts import gate_measure
 from babylon.ops.status_page.app import _number, _share
@@ -37,3 +38,10 @@ def test_small_scores_and_measures_that_nobody_took_are_shown_as_they_are() -> N
         "–",
     ]
     assert [_share(one) for one in (0.0, 0.021, None)] == ["0.0%", "2.1%", "–"]
+
+
+def test_the_fleets_page_names_a_score() -> None:
+    figures = {"pnl_before": 0.3125, "pnl_after": 0.378}
+    assert _gate({**figures, "drawdown_after": None}, "pnl_after") == "score 0.378"
+    assert _gate({**figures, "drawdown_after": 4.0}, "pnl_before") == "0.3"
+    assert _gate({}, "pnl_after") is None
