@@ -17,6 +17,7 @@ from babylon.training.update_result import Excluded
 log = logging.getLogger(__name__)
 NO_WORDS: Mapping[tuple[str, int], str] = {}
 _TRUNCATING = ("top_p", "top_k", "min_p")  # the gateway's names
+COLDEST = 0.01  # temperature, as at the gateway: a colder gradient would drown all others
 
 
 def sampling_obstacle(call: Call) -> str | None:
@@ -24,7 +25,7 @@ def sampling_obstacle(call: Call) -> str | None:
 
     None means: the reply was sampled from the policy's whole distribution and nothing else.
     """
-    if call.temperature <= 0:
+    if call.temperature < COLDEST:
         return "greedy"
     if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
         return "truncated"

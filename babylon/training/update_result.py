@@ -17,7 +17,7 @@ from babylon.training.preferences.preference_report import Learnt, PreferenceRep
 class Excluded:
     """Number of calls that cannot be trained, by reason."""
 
-    greedy: int  # sampled at temperature 0: a point mass has no likelihood ratio
+    greedy: int  # sampled below temperature 0.01: a point mass has no likelihood ratio
     truncated: int  # by top-p, top-k or min-p: the logged logprobs are not those of the sampling
     too_long: int  # longer than the model's context
     empty: int

@@ -278,6 +278,7 @@ def test_text_alone_is_tokenised_with_template_and_end_and_without_logprobs() ->
     ("changes", "context", "reason"),
     [
         ({"temperature": 0.0}, 512, "greedy"),
+        ({"temperature": 1e-6}, 512, "greedy"),
         ({}, 10, "too_long"),
         ({"prompt_token_ids": (1,), "completion_token_ids": (), "logprobs": ()}, 512, "empty"),
         ({"untrainable": "interrupted"}, 512, "untrainable"),
@@ -290,6 +291,22 @@ def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason:
     calls, excluded = tokens(changes, context)
     assert not calls
     assert excluded == dict.fromkeys(excluded, 0) | {reason: 1}
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40])
+def test_a_call_that_is_all_but_greedy_does_not_touch_the_others(
+    temperature: float, parent: Path, tmp_path: Path
+) -> None:
+    """Its gradient would be a million times theirs, or not finite."""
+    cold = with_changes(
+        rows()[0], trajectory_id="cold", calls=(call("sell", temperature=temperature),)
+    )
+    made = [
+        update_checkpoint(parent, window, tmp_path / str(number), tuning="lora", config=CONFIG)
+        for number, window in enumerate([rows(), [*rows(), cold]])
+    ]
+    norms = [one.report.grad_norm for one in made]
+    assert norms[0] == norms[1] and made[1].excluded.greedy == 1
 
 
 @pytest.mark.parametrize("role", [5, ["user"], {}])
