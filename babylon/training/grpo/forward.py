@@ -226,8 +226,9 @@ class PolicyForward:
             shared = self._shared(kernel).logprobs(tree).logprobs
         except torch.OutOfMemoryError:
             raise
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            # models of others: some layers do not pass on our argument, some need further ones
+        except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
+            # models of others: some layers do not pass on our argument, some need further ones, and
+            # those of Gemma 3n get their angles by place and not by name
             return f"its layers do not support our attention ({error})"
         gap = float((padded - shared).abs().max())
         coarse = weight.is_cuda or any(

@@ -12,8 +12,9 @@ from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.stateful import STATEFUL
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.trainable import DEFAULT_OPTIONS, new_adapter
-from tests.unit.training.grpo.architectures import ARCHITECTURES, STATES, architecture
+from tests.unit.training.grpo.architectures import ARCHITECTURES, SLIDES, STATES, architecture
 from tests.unit.training.grpo.trees import (
+    VOCABULARY,
     DecoupledLoss,
     assert_same_gradient,
     call,
@@ -131,6 +132,24 @@ def test_a_model_with_other_states_is_padded_and_the_log_names_its_layers(
     check(model, shared_calls(), [("padded", 2000)])
     with pytest.raises(AssertionError):
         check(model, shared_calls(), [("stateful", 10_000)])
+
+
+def test_a_model_whose_layers_get_their_angles_by_place_is_padded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = architecture(
+        "gemma3n_text",
+        layer_types=SLIDES,
+        head_dim=8,
+        num_kv_shared_layers=0,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0, 0.0],
+    )
+    assert PolicyForward(model).path == "padded"
+    assert "its layers do not support our attention ('position_embeddings')" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
