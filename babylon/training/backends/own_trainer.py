@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from babylon.core.learning_settings import reading_precision
+from babylon.core.learning_settings import TrainingSettings, reading_precision
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.trainer import Progress
@@ -38,11 +38,19 @@ def run_work(work: TrainInput, base: SharedBase | None = None) -> Update:
 
 def _run(work: TrainInput, base: SharedBase | None) -> Update:
     training = work.settings.training
-    processes = training.processes or torch.cuda.device_count()
-    if processes > 1 or training.nodes > 1:
-        nodes = Nodes(training.nodes, training.rendezvous or "")
+    if is_shared(training):
+        nodes, processes = Nodes(training.nodes, training.rendezvous or ""), _processes(training)
         return run_in_processes(job_of(work), max(1, processes), work.progress, nodes)
     return run_job(job_of(work), work.progress, base=base)
+
+
+def is_shared(training: TrainingSettings) -> bool:
+    """True if several processes share an update: each loads its own weights, and this one none."""
+    return _processes(training) > 1 or training.nodes > 1
+
+
+def _processes(training: TrainingSettings) -> int:
+    return training.processes or torch.cuda.device_count()
 
 
 def job_of(work: TrainInput) -> UpdateJob:

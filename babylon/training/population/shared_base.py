@@ -7,7 +7,7 @@ every member has hidden states of its own.
 
 from dataclasses import dataclass, field
 
-from babylon.training.backends.own_trainer import run_work
+from babylon.training.backends.own_trainer import is_shared, run_work
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.trainable import SharedBase
 from babylon.training.update_options import tuning_options
@@ -22,11 +22,13 @@ class Siblings:
     _base: SharedBase | None = field(default=None, init=False)
 
     def train(self, work: TrainInput) -> Update:
-        """Run a member's update. Blocking. The first one loads the base.
+        """Run a member's update. Blocking. The first one loads the base, unless processes do.
 
         Raises:
             WindowNotReadyError, TrainingError, ModelError: as ``update_checkpoint``.
         """
+        if is_shared(work.settings.training):  # a base here would hold a GPU's memory for nothing
+            return run_work(work)
         if self._base is None:
             self._base = SharedBase.below(self.parent, tuning_options(work.settings.training))
         try:

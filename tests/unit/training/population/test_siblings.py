@@ -1,6 +1,7 @@
 """Siblings on one base: each gene changes the update, and sharing the base changes nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from peft import load_peft_weights
 
 from babylon.core.learning_settings import PreferenceSettings, TrainingSettings
+from babylon.training.population import shared_base
 from babylon.training.population.genes import training_with
 from babylon.training.resize_adapter import resized
 from babylon.training.trainable import SharedBase, TuningOptions, load_trainable
@@ -67,6 +69,19 @@ def test_each_gene_changes_the_update(parent: Path, tmp_path: Path, genes: dict[
     train(parent, tmp_path / "changed", training_with(training, genes))
     gap = (logits(tmp_path / "plain") - logits(tmp_path / "changed")).abs().max()
     assert gap > 1e-5
+
+
+def test_siblings_of_several_processes_load_no_base_here(
+    parent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process loads its own. One here would hold the memory of the first one's GPU."""
+    loaded: list[Path | str] = []
+    monkeypatch.setattr(SharedBase, "below", lambda place, _: loaded.append(place))
+    monkeypatch.setattr(shared_base, "run_work", lambda work, base=None: (work, base))
+    training = BASIC.model_copy(update={"processes": 2})
+    work: Any = SimpleNamespace(settings=SimpleNamespace(training=training))
+    assert shared_base.Siblings(str(parent)).train(work) == (work, None)
+    assert loaded == []
 
 
 def test_siblings_on_a_shared_base_are_those_that_load_their_own(
