@@ -17,6 +17,7 @@ from babylon.training.update_result import Excluded
 log = logging.getLogger(__name__)
 NO_WORDS: Mapping[tuple[str, int], str] = {}
 _TRUNCATING = ("top_p", "top_k", "min_p")  # the gateway's names
+_CUT = -9999.0  # nats: engines' minus infinity, which JSON lacks
 COLDEST = 0.01  # temperature, as at the gateway: a colder gradient would drown all others
 
 
@@ -29,7 +30,9 @@ def sampling_obstacle(call: Call) -> str | None:
         return "greedy"
     if call.top_p < 1 or any(cut in (call.untrainable or "") for cut in _TRUNCATING):
         return "truncated"
-    return None if call.untrainable is None else "untrainable"
+    if call.untrainable is not None or min(call.logprobs or (0.0,)) <= _CUT:
+        return "untrainable"
+    return None
 
 
 def exact_tokens(call: Call) -> CallTokens | None:

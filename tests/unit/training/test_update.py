@@ -285,6 +285,15 @@ def test_text_alone_is_tokenised_with_template_and_end_and_without_logprobs() ->
         ({"untrainable": "top_p 0.9: not sampled from all"}, 512, "truncated"),
         ({"untrainable": "the distribution was bent by top_k"}, 512, "truncated"),
         ({"top_p": 0.9}, 512, "truncated"),
+        (
+            {
+                "prompt_token_ids": (5,),
+                "completion_token_ids": (7, 8),
+                "logprobs": (-0.1, -9999.0),
+            },
+            512,
+            "untrainable",
+        ),
     ],
 )
 def test_bad_calls_are_counted(changes: dict[str, object], context: int, reason: str) -> None:
@@ -307,6 +316,21 @@ def test_a_call_that_is_all_but_greedy_does_not_touch_the_others(
     ]
     norms = [one.report.grad_norm for one in made]
     assert norms[0] == norms[1] and made[1].excluded.greedy == 1
+
+
+def test_a_logprob_that_stands_for_minus_infinity_does_not_rule_out_the_others(
+    parent: Path, tmp_path: Path
+) -> None:
+    """One such token among a thousand would be a mismatch of ten nats a token."""
+    usual = logged(parent, 1, logprobs=True)
+    first = usual[0].calls[0]
+    assert first.logprobs is not None
+    cut = with_changes(first, logprobs=(-9999.0, *first.logprobs[1:]))
+    window = [*usual, with_changes(usual[0], trajectory_id="cut", calls=(cut,))]
+    made = update_checkpoint(
+        parent, window, tmp_path / "v2", tuning="full", config=CONFIG, staleness={1: 0}
+    )
+    assert isinstance(made.report, TrainReport) and made.report.logprob_mismatch < 0.1
 
 
 @pytest.mark.parametrize("role", [5, ["user"], {}])
