@@ -37,19 +37,23 @@ def call_advantages(
     (``decision``: with equal returns at every step).
     """
     known = {t.group for t in trajectories if t.rewards and config.credit == "decision"}
-    whole = advantages([t for t in trajectories if t.group not in known], config.advantage)
+    members = [t for t in trajectories if t.group in known]
+    kind: Advantage = "leave_one_out" if config.advantage == "batch_std" else config.advantage
+    whole = advantages([t for t in trajectories if t.group not in known], kind)
+    by_step = _step_advantages(members, config.discount, kind)
     result = {
         t.trajectory_id: [whole[t.trajectory_id]] * len(t.calls)
         for t in trajectories
         if t.trajectory_id in whole
     }
-    members = [t for t in trajectories if t.group in known]
-    by_step = _step_advantages(members, config.discount, config.advantage)
     taught = {members[index].group for index, _ in by_step}
     for index, own in enumerate(members):
         if own.group in taught:
             values = [by_step.get((index, call.step), 0.0) for call in own.calls]
             result[own.trajectory_id] = values
+    if config.advantage == "batch_std" and (every := [*whole.values(), *by_step.values()]):
+        spread = pstdev(every, mu=0.0)  # of the window, whatever its groups are credited by
+        return {name: [value / spread for value in values] for name, values in result.items()}
     return result
 
 
@@ -77,9 +81,6 @@ def _step_advantages(
         mean = fmean(values.values())
         factor = 1 / spread if kind == "group_std" else len(values) / (len(values) - 1)
         result |= {(index, step): factor * (value - mean) for index, value in values.items()}
-    if kind == "batch_std" and result:
-        spread = pstdev(result.values(), mu=0.0)
-        result = {key: value / spread for key, value in result.items()}
     return result
 
 

@@ -105,3 +105,17 @@ def test_scales_divide_by_the_spread_of_the_tick_or_the_window():
     pair = [trajectory("a", [4, 0]), trajectory("b", [0, 0])]
     assert call_advantages(pair, config(0.0, advantage="group_std")) == {"a": [1, 0], "b": [-1, 0]}
     assert call_advantages(pair, config(0.0, advantage="batch_std")) == {"a": [1, 0], "b": [-1, 0]}
+
+
+def test_the_windows_spread_is_one_for_groups_of_either_credit():
+    """Feedback may give steps rewards in one scenario and whole plays in another."""
+    steps = [trajectory("a", [3]), trajectory("b", [1])]
+    plays = [
+        trajectory(name, [], score=score, group="h", steps=(0,))
+        for name, score in (("c", 0.2), ("d", 0.0))
+    ]
+    found = call_advantages([*steps, *plays], config(0.0, advantage="batch_std"))
+    spread = pstdev([2, -2, 0.2, -0.2])
+    assert [found[name] for name in "abcd"] == [
+        pytest.approx([value / spread]) for value in (2, -2, 0.2, -0.2)
+    ]
