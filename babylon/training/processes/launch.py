@@ -50,7 +50,7 @@ def run_in_processes(
             f"TRAIN_PROCESSES is {processes}, and this worker sees {devices} GPUs, one for each"
             " process: lower it, or widen CUDA_VISIBLE_DEVICES"
         )
-    with TemporaryDirectory(prefix="babylon-update-") as path:
+    with _beside(job.progress_directory) as path:
         directory, log = JobDirectory(Path(path)), Path(path) / "log"
         directory.write_job(job)
         environment = _environment(processes, nodes)
@@ -64,6 +64,18 @@ def run_in_processes(
         if error := first_failure(directory.path):
             raise error
         raise TrainingError(f"the trainer's processes ended early: {_end_of(log)}")
+
+
+def _beside(progress: Path | None) -> "TemporaryDirectory[str]":
+    """A directory for a job, which holds a window's play.
+
+    A killed process leaves it. Retention then knows by its name, as by that of the ``progress``
+    directory beside it, when nobody needs it.
+    """
+    if progress is None:
+        return TemporaryDirectory(prefix="babylon-update-")
+    progress.parent.mkdir(parents=True, exist_ok=True)
+    return TemporaryDirectory(dir=progress.parent, prefix=f".{progress.name}-")
 
 
 def lend_processes(home: Home, processes: int, nodes: Nodes) -> NoReturn:

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -25,17 +26,23 @@ from babylon.core.home import Home
 from babylon.core.learning_settings import Objective
 from babylon.core.objects import publish
 from babylon.core.preferences import DecisionWords, PromptReplies, ValuedReply
+from babylon.core.types import Claim
+from babylon.core.windows import WindowState
+from babylon.stages.retention import _maker
+from babylon.store.checkpoints_in_use import WorkedWindow
 from babylon.training.backends.own_trainer import run_job
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.prefix_tree import compile_tree
 from babylon.training.grpo.ranks import shares
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.preferences.objective import Preferences
+from babylon.training.processes import launch
 from babylon.training.processes.failures import first_failure, write_failure
 from babylon.training.processes.job import JobDirectory, UpdateJob
 from babylon.training.processes.launch import lend_processes, run_in_processes
 from babylon.training.processes.nodes import Nodes
 from babylon.training.processes.torch_ranks import TorchRanks
+from babylon.training.progress_directory import progress_directory
 from babylon.training.trainable import DEFAULT_OPTIONS, Tuning
 from babylon.training.update import Update
 from babylon.training.update_result import Excluded
@@ -246,6 +253,30 @@ def kill_second_rank() -> None:
                 os.kill(ranks["1"].pid, signal.SIGKILL)
                 os.kill(ranks["0"].pid, signal.SIGCONT)
                 return
+
+
+@pytest.mark.parametrize("part", ["", "-m2"])
+def test_retention_knows_what_a_killed_update_leaves(
+    parent: Path, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's file holds a window's play: it must not stay in a place that nobody empties."""
+    found: list[Path] = []
+
+    def killed(directory: JobDirectory, *_: object) -> None:
+        found.append(directory.path)
+        raise KeyboardInterrupt
+
+    home, claim = Home(tmp_path), Claim(window_id="2026-01-01T09:00", epoch=3, owner="me")
+    given = replace(
+        job(parent, tmp_path / "v1"), progress_directory=progress_directory(home, claim, part)
+    )
+    monkeypatch.setattr(launch, "_launched", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_processes(given, 2, None)
+    assert found[0].parent == home.progress
+    work = WorkedWindow(state=WindowState.TRAINED, epoch=3, updated_at=datetime.now(UTC))
+    maker = _maker(found[0])
+    assert maker is not None and maker.is_over({claim.window_id: work}, True, datetime.now(UTC))
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
