@@ -52,11 +52,14 @@ def undo(state: TrainState) -> bool:
     assert record.kept is not None  # the first step of every iteration keeps one
     factor = rate_factor(state.optimizer)
     put_back(record.kept, state.model, state.optimizer)
-    set_rate_factor(state.optimizer, factor / 2)
+    begun = rate_factor(state.optimizer)
     for name, value in record.kept["figures"].items():  # the report is of what is left
         getattr(record, name).copy_(value)
     (record.iteration, steps), record.step = record.kept_at, 0
     del record.losses[steps:], record.grad_norms[steps:]
+    if not record.losses:  # an attempt that adapted upwards must not be repeated as it was
+        factor = min(factor, begun)
+    set_rate_factor(state.optimizer, factor / 2)
     record.undone += 1
     if record.undone > MOST_UNDONE:
         raise FloatingPointError(

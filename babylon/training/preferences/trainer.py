@@ -202,7 +202,9 @@ def _start_again(training: _Training) -> None:
     record, optimizer = training.record, training.optimizer
     factor = rate_factor(optimizer)
     put_back(record.kept, training.model, optimizer)
-    set_rate_factor(optimizer, factor / 2)
+    # The rate may have risen since the attempt began. Half of it could be the same attempt again.
+    set_rate_factor(optimizer, min(factor, rate_factor(optimizer)) / 2)
+    record.kept = keep(training.model, optimizer, record.kept)
     record.theta = record.reference.clone()
     record.losses, record.grad_norms = [], []
     record.iteration, record.step = 1, 0

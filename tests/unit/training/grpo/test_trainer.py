@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 import torch
 
+from babylon.training.grpo import trainer
 from babylon.training.grpo.advantage import advantages
 from babylon.training.grpo.config import TrainerConfig
-from babylon.training.grpo.learning_rate import MOST_FACTOR, adapt_rate, begin_rate, rate_factor
+from babylon.training.grpo.learning_rate import (
+    MOST_FACTOR,
+    adapt_rate,
+    begin_rate,
+    rate_factor,
+    set_rate_factor,
+)
 from babylon.training.grpo.losses import LOSSES
 from babylon.training.grpo.trainer import train_on_window
 from babylon.training.grpo.training_input import ScoredTrajectory
@@ -135,6 +142,18 @@ def test_an_iteration_that_moves_the_policy_too_far_is_undone(loss: str, rate: f
     assert report.iterations_undone > 0 and report.train_steps > 0
     assert 0 < report.kl_after <= 2 * TrainerConfig().stop_kl
     assert report.learning_rate < rate
+
+
+def test_a_rate_that_rises_within_an_attempt_still_falls_from_one_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of what it had doubled would be the same attempt again, and so on for ever."""
+    monkeypatch.setattr(
+        trainer, "adapt_rate", lambda adam, *_: set_rate_factor(adam, 2 * rate_factor(adam))
+    )
+    options = {"trajectories_per_step": 8, "learning_rate": 0.02, "target_kl": 0.02}
+    report = update(tiny_model(0), window(), iterations=2, stop_kl=0.01, **options)
+    assert 1 < report.iterations_undone < MOST_UNDONE and report.kl_after <= report.kl_limit
 
 
 def test_undoing_returns_exactly_to_the_iteration_before() -> None:

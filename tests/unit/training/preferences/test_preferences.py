@@ -162,6 +162,18 @@ def test_an_update_that_moved_much_too_far_starts_again_with_a_smaller_rate() ->
     assert report.learning_rate < 0.05
 
 
+def test_a_rate_that_rises_within_an_attempt_still_falls_from_one_to_the_next() -> None:
+    """The second attempt adapted to twice the rate that it began with, and repeated itself."""
+    examples = labelled_examples(window(), TrainerConfig())
+    config = TrainerConfig(
+        iterations=2, trajectories_per_step=4, warmup_steps=2, learning_rate=1e-3, target_kl=0.02
+    )
+    model = tiny_model(0)
+    adam = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    report = train_on_preferences(model, adam, examples, config, PreferenceConfig())
+    assert 1 < report.iterations_undone < 10 and report.kl_after <= config.stop_kl
+
+
 @pytest.mark.parametrize("kind", ["pairs", "labels"])
 def test_an_update_that_ends_beyond_its_bound_is_drawn_back_to_it(kind: str) -> None:
     """Nothing stops the only step, which sees nothing of what it does itself."""
