@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 import babylon
-from babylon.core.home import Home, make_directory, remove_untouched
+from babylon.core.home import Home, make_directory, make_home, remove_untouched
 from babylon.core.processes import Service
 from babylon.core.settings import Settings
 from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api, served_environment
@@ -86,6 +86,7 @@ def worker_service(
 ) -> UpService:
     """A worker of a pool. ``name`` tells it from the workers of the pool on other machines."""
     # Prefect keeps files of runs in ``/tmp/runner_storage``, and only its first user writes to it.
+    make_home(home.root)  # `babylon status` may be the first command of a home
     make_directory(home.scratch)
     return UpService(
         name=f"worker-{name}",

@@ -89,6 +89,12 @@ def test_with_an_api_elsewhere_no_server_is_started_and_workers_call_it(tmp_path
     assert wanted[1].environment["PREFECT_API_KEY"] == "pnu_x"
 
 
+def test_a_home_whose_first_command_is_status_is_closed_to_others(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    services(load_settings(home=home))
+    assert home.stat().st_mode & 0o007 == 0
+
+
 def test_results_are_removed_when_their_run_is(tmp_path: Path) -> None:
     assert remove_old_results(Home(tmp_path)) == 0
     results(tmp_path).mkdir(parents=True)
