@@ -116,6 +116,8 @@ class Workshop:
             win_rate_after=0.5,
             malformed_before=0.0,
             malformed_after=0.0,
+            drawdown_before=3.0,
+            drawdown_after=3.0,
         )
         await set_verdict(store, trained.claim, trained.policy_version, asdict(verdict))
         return verdict
