@@ -53,10 +53,12 @@ async def create_key(
     """Make a key. Only the returned value holds its secret.
 
     Raises:
-        ConfigError: the name is empty, a scope is unknown, or none is given.
+        ConfigError: the name or an agent is empty, a scope is unknown, or none is given.
     """
     if not name.strip():
         raise ConfigError(f"the key's name is {name!r}: give it one that tells keys apart")
+    if any(not agent.strip() for agent in agents or ()):
+        raise ConfigError(f"agents {list(agents or ())}: one of them is empty; name each")
     if not scopes or not set(scopes) <= set(SCOPES):
         raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
     key = new_key()

@@ -170,6 +170,8 @@ async def test_failed_checks_are_422_and_failed_loads_503(admin: Client, store: 
 async def test_a_key_without_a_name_is_refused(store: Store, name: str) -> None:
     with pytest.raises(ConfigError, match="give it one that tells keys apart"):
         await create_key(store, name, scopes=["infer"])
+    with pytest.raises(ConfigError, match=r"one of them is empty"):
+        await create_key(store, "key", scopes=["infer"], agents=["alice", name])
 
 
 async def test_the_schema_names_every_route_and_needs_no_key(admin: Client) -> None:
