@@ -55,15 +55,10 @@ async def create_key(
     Raises:
         ConfigError: the name or an agent is empty, a scope is unknown, or none is given.
     """
-    if not name.strip():
-        raise ConfigError(f"the key's name is {name!r}: give it one that tells keys apart")
-    if any(not agent.strip() for agent in agents or ()):
-        raise ConfigError(f"agents {list(agents or ())}: one of them is empty; name each")
-    if not scopes or not set(scopes) <= set(SCOPES):
-        raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
+    _check(name, scopes, agents or ())
     key = new_key()
-    may = (list(dict.fromkeys(scopes)), None if agents is None else list(agents))
-    limits = (max_concurrency, requests_per_minute, tokens_per_minute)
+    may = list(dict.fromkeys(scopes)), None if agents is None else list(agents)
+    limits = max_concurrency, requests_per_minute, tokens_per_minute
     await store.pool.execute(
         "INSERT INTO babylon.api_keys (key_id, name, digest, scopes, agents, max_concurrency,"
         " requests_per_minute, tokens_per_minute) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -71,6 +66,15 @@ async def create_key(
     )
     await _tell_gateways(store)
     return key
+
+
+def _check(name: str, scopes: Sequence[str], agents: Sequence[str]) -> None:
+    if not name.strip():
+        raise ConfigError(f"the key's name is {name!r}: give it one that tells keys apart")
+    if not all(map(str.strip, agents)):
+        raise ConfigError(f"agents {list(agents)}: one of them is empty; name each")
+    if not scopes or not set(scopes) <= set(SCOPES):
+        raise ConfigError(f"scopes {list(scopes)}: choose among {', '.join(SCOPES)}")
 
 
 async def list_keys(store: Store) -> list[StoredKey]:
