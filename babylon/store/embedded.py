@@ -30,6 +30,7 @@ import psutil
 
 from babylon.core.errors import DatabaseError
 from babylon.core.home import make_home, server_account
+from babylon.core.processes import lives
 from babylon.store.postgres_programs import Command, Launch, binaries, launcher
 
 USER = "babylon"
@@ -239,8 +240,9 @@ class EmbeddedPostgres:
             _STARTED.pop(self.data, None)
 
     def _accepts(self) -> bool:
-        _, port, ready = self._status()
-        if not ready:
+        pid, port, ready = self._status()
+        # The port of a killed postmaster answers as long as a child that it had just begun.
+        if not ready or not _lives(pid):
             return False
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
@@ -306,6 +308,13 @@ def _make(data: Path, arguments: dict[str, Any], text: str = "") -> None:
             f"cannot make the embedded Postgres in {data} ({_ERROR.sub('', reason)}): free the"
             " disk, set BABYLON_HOME to a directory with room, or set DATABASE_URL"
         )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return lives(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _runs_in(pid: int, data: Path) -> bool:

@@ -217,6 +217,13 @@ def test_a_killed_postmaster_is_replaced_and_no_committed_row_is_lost(home: Path
         assert _postmaster(server) is not None  # the first user has not left yet
 
 
+def test_a_killed_postmaster_whose_port_still_answers_does_not_run(home: Path) -> None:
+    with running_postgres(home) as server:
+        _kill_postmaster(server)
+        with socket.create_server(("127.0.0.1", server._status()[1])):
+            assert not server._accepts()
+
+
 def test_a_server_that_another_process_replaced_stays_no_zombie(home: Path) -> None:
     before = _zombies()
     with running_postgres(home) as server:
