@@ -13,7 +13,7 @@ from babylon.core.windows import DONE, WindowState
 
 COLUMNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "plays": ("{:d}", "", ("trajectories",)),
-    "P&L": ("{:.1f}", "", ("pnl_before", "pnl_after")),
+    "P&L": ("{:.5g}", "", ("pnl_before", "pnl_after")),
     "win %": ("{:.0%}", "%", ("win_rate_before", "win_rate_after")),
     "score": ("{:.2f}", "", ("avg_reward",)),
     "loss": ("{:.2f}", "", ("training_loss",)),

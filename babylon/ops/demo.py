@@ -37,6 +37,7 @@ from babylon.store.policies import champion, ensure_base, get_policy
 from babylon.store.windows import list_windows
 
 FIRST_HOUR = datetime(2026, 1, 1, tzinfo=UTC)  # fixed, so that a seed repeats its demo
+MIN_AGENTS = 3  # of a window, whatever the setting of other homes
 STEP_DECISIONS = 96  # of a train step: 16 plays of the small game, 2 of the full hour
 
 
@@ -127,6 +128,8 @@ def demo_overrides(
     """
     name = f"{now:%Y%m%dT%H%M%S}-seed{seed}"
     minutes = MIN_MINUTES if game.rules.ticks < MIN_MINUTES else GAME_MINUTES
+    # Without the clock, each hour is a window, and long over.
+    windows = {"minutes": minutes} if live else {"minutes": GAME_MINUTES, "grace_s": 0}
     gate = {} if game.gate is None else {"evaluation": {"scenarios": game.gate}}
     return {
         "training": training_recipe(game.rules),
@@ -136,8 +139,7 @@ def demo_overrides(
         "database": {"url": None, "game_url": None},
         "publish": {"repository": None, "models": None},
         "seed": seed,
-        # Without the clock, each hour is a window, and long over.
-        "windows": {"minutes": minutes} if live else {"minutes": GAME_MINUTES, "grace_s": 0},
+        "windows": {**windows, "min_agents": MIN_AGENTS},
         **gate,
         "model": {"base": base or game.base},
     }

@@ -58,6 +58,18 @@ def test_a_demo_reads_no_live_game_and_sends_nothing_anywhere(
     assert settings.publish.repository is None and settings.publish.models is None
 
 
+@pytest.mark.parametrize("live", [False, True])
+def test_the_agents_of_a_demo_are_enough_for_its_windows(
+    live: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rehearsal would wait for ever for a window that is not trained."""
+    monkeypatch.setenv("MIN_AGENTS_PER_WINDOW", "1000")
+    overrides = demo_overrides(
+        Home(tmp_path), 0, datetime.now(UTC), GAMES["starter"], None, live=live
+    )
+    assert load_settings(**overrides).windows.min_agents <= GAMES["starter"].agents
+
+
 @pytest.mark.parametrize("variable", ["WINDOW_MINUTES=120", "WINDOW_DURATION_HOURS=24"])
 def test_each_hour_of_a_demo_is_a_window(
     variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
