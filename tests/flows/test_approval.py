@@ -153,7 +153,9 @@ async def test_the_form_of_a_run_whose_worker_died_is_read_and_its_run_ends(stor
         url = str(client.api_url).rstrip("/")
         flow = await client.create_flow_from_name("train-window")
         state = {"type": "PAUSED", "name": "Paused"}
+        parameters = {"window_id": WINDOW, "overrides": {"training": {"learning_rate": 1e-3}}}
         run = {"flow_id": str(flow), "name": WINDOW, "state": {"type": "RUNNING"}}
+        run |= {"parameters": parameters}
         made = (await client._client.post("/flow_runs/", json=run)).json()
         claim = await claim_window(store, window, owner="dead:1:a", lease_s=600)
         await ask_approval(store, claim, 0, timedelta(hours=1))
@@ -165,7 +167,7 @@ async def test_the_form_of_a_run_whose_worker_died_is_read_and_its_run_ends(stor
         row = await get_window(store, WINDOW)
         assert row is not None
         for _ in range(2):
-            await _end_dead_run(store, http, PrefectApi(url=url), row)
+            assert await _end_dead_run(store, http, PrefectApi(url=url), row) == parameters
         ended = await client.read_flow_run(made["id"])
         await client.delete_flow_run(made["id"])
     assert ended.state_name == "Crashed"

@@ -7,8 +7,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from prefect.utilities.callables import parameter_schema
 
 from babylon.core.windows import JUDGED_AGAIN, WindowState, parse_window_id
+from babylon.flows.train_window import train_window
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up import take_up, work_in_hand
 from babylon.ops.up.take_up import DEPLOYMENT, _take_up
@@ -26,7 +28,8 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
 
     async def named(request: web.Request) -> web.Response:
         assert request.match_info["name"] == DEPLOYMENT
-        return web.json_response({"id": "one"})
+        schema = parameter_schema(train_window.fn).model_dump()
+        return web.json_response({"id": "one", "parameter_openapi_schema": schema})
 
     async def create(request: web.Request) -> web.Response:
         asked.append(await request.json())
@@ -76,6 +79,34 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
         assert await work_in_hand(store) == []
 
 
+async def test_a_window_is_taken_up_with_the_settings_of_the_dead_run(
+    store: Store, prefect: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for those that the deployment's form refuses, as of a run by a program."""
+    url, asked = prefect
+    asked_by_hand = {
+        "window_id": WINDOW,
+        "overrides": {"training": {"learning_rate": 1e-3, "seed": 5}, "windows": {"minutes": 5}},
+        "blocks": ["babylon-judge/strict"],
+        "placement": "inline",
+    }
+
+    async def dead(*_: Any) -> dict[str, Any]:
+        return asked_by_hand
+
+    monkeypatch.setattr(take_up, "_end_dead_run", dead)
+    await claim_window(store, parse_window_id(WINDOW), owner="box:1:a", lease_s=0)
+    async with aiohttp.ClientSession() as http:
+        await _take_up(store, http, PrefectApi(url=url))
+    (run,) = asked
+    assert run["parameters"]["overrides"] == {
+        "training": {"learning_rate": 1e-3},
+        "windows": {"minutes": 60},
+    }
+    assert run["parameters"]["blocks"] == ["babylon-judge/strict"]
+    assert "placement" not in run["parameters"]  # the deployment's own
+
+
 async def test_a_window_that_is_only_judged_again_is_never_trained(
     store: Store, prefect: tuple[str, list[dict[str, Any]]]
 ) -> None:
@@ -101,10 +132,10 @@ async def test_a_window_that_cannot_be_taken_up_and_a_run_that_died_stop_no_othe
     await store.pool.execute("DELETE FROM babylon.attempts WHERE window_id = $1", WINDOW)  # retired
     end_dead_run = take_up._end_dead_run
 
-    async def failing(*given: Any) -> None:
+    async def failing(*given: Any) -> dict[str, Any]:
         if given[-1].window_id == "2025-11-14T07:00":
             raise ValueError("broken")
-        await end_dead_run(*given)
+        return await end_dead_run(*given)
 
     monkeypatch.setattr(take_up, "_end_dead_run", failing)
     async with aiohttp.ClientSession() as http:

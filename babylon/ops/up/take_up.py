@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import aiohttp
 
@@ -27,6 +28,7 @@ from babylon.store.windows import WindowRow, lost_windows
 _FORM = "paused-approve-"  # begins the key of what a form got; the policy's version follows
 DEPLOYMENT = "train-window/one-window"
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # a run of Prefect
+Parameters = dict[str, Any]  # of a run of ``train_window``
 log = logging.getLogger(__name__)
 
 
@@ -78,27 +80,33 @@ async def _take_up_one(
         died = f"{row.owner} died while it judged: `babylon judge again --window {window_id}`"
         await skip_window(store, window, "the supervisor", died)
         return
-    await _end_dead_run(store, http, api, row)
+    parameters = await _end_dead_run(store, http, api, row)
     if row.attempts < MAX_ATTEMPTS:
-        await _start_run(http, api, row)
+        await _start_run(http, api, row, parameters)
         log.info("window %s of %s is lost: a run takes it up", row.window_id, row.owner)
 
 
 async def _end_dead_run(
     store: Store, http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow
-) -> None:
-    """End the run that lost the claim: one of this window that began before it."""
+) -> Parameters:
+    """End the run that lost the claim: one of this window that began before it → its parameters."""
     attempts = await list_attempts(store, [row.window_id])
     claimed = next((one.began_at for one in attempts if one.epoch == row.epoch), None)
     if claimed is None:  # retention removed it: no run is that old
-        return
+        return {}
     runs = {
         "name": {"any_": [row.window_id]},
-        "state": {"type": {"any_": ["RUNNING", "PAUSED"]}},
         "start_time": {"before_": claimed.isoformat()},
     }
-    wanted = {"flow_runs": runs, "flows": {"name": {"any_": ["train-window"]}}}
-    for run in await call(http, api, "POST", "flow_runs/filter", wanted):
+    wanted = {
+        "flow_runs": runs,
+        "flows": {"name": {"any_": ["train-window"]}},
+        "sort": "START_TIME_DESC",
+    }
+    found_runs = await call(http, api, "POST", "flow_runs/filter", wanted)
+    for run in found_runs:
+        if run["state_type"] not in ("RUNNING", "PAUSED"):
+            continue
         path = f"flow_runs/{run['id']}"
         form = {"prefix": _FORM, "limit": 50}
         for one in await call(http, api, "POST", f"{path}/input/filter", form):
@@ -109,15 +117,30 @@ async def _end_dead_run(
         ended = {"type": "CRASHED", "name": "Crashed", "message": "its worker died"}
         await call(http, api, "POST", f"{path}/set_state", {"state": ended, "force": True})
         log.info("run %s of window %s is ended: its worker died", run["id"], row.window_id)
+    return found_runs[0]["parameters"] if found_runs else {}
 
 
-async def _start_run(http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow) -> None:
-    """Start a run of the deployment, unless the one that was started for this claim goes on."""
+async def _start_run(
+    http: aiohttp.ClientSession, api: PrefectApi, row: WindowRow, parameters: Parameters
+) -> None:
+    """Start a run of the deployment, unless the one that was started for this claim goes on.
+
+    It has the ``parameters`` of the dead run, as far as the deployment's form takes them.
+    """
     named = await call(http, api, "GET", f"deployments/name/{DEPLOYMENT}")
+    form = named["parameter_openapi_schema"]["properties"]["overrides"]["properties"]
+    given = parameters.get("overrides") or {}
+    overrides = {
+        group: {name: value for name, value in given[group].items() if name in fields["properties"]}
+        for group, fields in form.items()
+        if given.get(group)
+    }
+    overrides.setdefault("windows", {})["minutes"] = row.minutes
     run = {
         "parameters": {
             "window_id": row.window_id,
-            "overrides": {"windows": {"minutes": row.minutes}},
+            "overrides": overrides,
+            "blocks": parameters.get("blocks") or [],
         },
         "tags": ["take-up"],
     }
