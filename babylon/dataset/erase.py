@@ -7,7 +7,7 @@ is squashed. Weights cannot be rewritten: the report names the policies that lea
 import asyncio
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -387,7 +387,8 @@ def _rewrite(
                 source = _fetched(hub, there, file, temporary)
             if file.config == TRAJECTORIES:
                 gone |= _going(source, agents, gone, seats)
-            keep = partial(_kept, file.config, agents, gone, plays)
+            told = _scenarios(source, gone) if file.config == TRAJECTORIES else set()
+            keep = partial(_kept, file.config, agents, gone, plays, told)
             made.append(_rewritten(home, temporary, source, file, agents, gone, keep))
             if file.config == TRAJECTORIES:
                 plays |= _plays(home.datasets / made[-1].path)
@@ -425,13 +426,14 @@ def _unpublished(
     gone, plays = set(trajectories), Plays()
     for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
         for source in sorted((home.datasets / config).glob("*/*.parquet")):
-            path = source.relative_to(home.datasets).as_posix()
+            path, told = source.relative_to(home.datasets).as_posix(), set[str]()
             if path in published:
                 continue
             try:
                 if config == TRAJECTORIES:
                     own = _going(source, agents, gone, seats)
                     gone |= own
+                    told = _scenarios(source, gone)
                     plays |= {one: play for one, play in _plays(source).items() if one not in own}
                 else:
                     rows = pq.read_table(source, columns=["players", "trajectory_ids"])
@@ -441,7 +443,7 @@ def _unpublished(
                 damaged.append(_unread(home, source, error))
                 continue
             if own:
-                found.append((path, partial(_kept, config, agents, gone, plays)))
+                found.append((path, partial(_kept, config, agents, gone, plays, told)))
     return found, damaged
 
 
@@ -502,6 +504,11 @@ def _going(path: Path, agents: set[str], trajectories: set[str], seats: Seats) -
     return {row["trajectory_id"] for row in [*own, *saw]}
 
 
+def _scenarios(path: Path, trajectories: set[str]) -> set[str]:
+    """Return the scenarios of these plays, as far as the file holds them."""
+    return {row["scenario_id"] for row in ids_of(path) if row["trajectory_id"] in trajectories}
+
+
 def _plays(path: Path) -> Plays:
     columns = ["trajectory_id", "agent_id", "pnl_usd"]
     rows = pq.read_table(path, columns=columns).to_pylist()
@@ -509,12 +516,23 @@ def _plays(path: Path) -> Plays:
 
 
 def _kept(
-    config: str, agents: set[str], trajectories: set[str], plays: Plays, table: pa.Table
+    config: str,
+    agents: set[str],
+    trajectories: set[str],
+    plays: Plays,
+    told: set[str],
+    table: pa.Table,
 ) -> pa.Table:
-    """Return the rows that stay. A market that the play shared with others is left out too."""
+    """Return the rows that stay. A market that the play shared with others is left out too.
+
+    A judge that compared the plays of a scenario of ``told`` wrote of those that go, too.
+    """
     if config == TRAJECTORIES:
         ids = pa.array(sorted(trajectories), pa.string())
-        return table.filter(pc.invert(pc.is_in(table["trajectory_id"], ids)))
+        table = table.filter(pc.invert(pc.is_in(table["trajectory_id"], ids)))
+        both = table.select(["scenario_id", "score_reasons"]).to_pylist()
+        kept = [[] if row["scenario_id"] in told else row["score_reasons"] for row in both]
+        return _with_columns(table, {"score_reasons": kept})
     gone = agents | trajectories
     # a scenario without players was a copy of its own for each agent
     shared = [
@@ -533,6 +551,11 @@ def _kept(
         ]
         for name in ("agents", "mean_pnl_usd", "best_pnl_usd")
     }
+    return _with_columns(table, values)
+
+
+def _with_columns(table: pa.Table, values: Mapping[str, Sequence[object]]) -> pa.Table:
+    """Return the table with these values in place of its own."""
     for name, column in values.items():
         index = table.schema.get_field_index(name)
         field = table.schema.field(index)

@@ -115,6 +115,7 @@ def trajectory_rows(
         for row in frame.iter_rows(named=True)
         if not selection.takes(row["agent_id"], row["trajectory_id"])
     }
+    compared = {scenario for scenario, _ in absent}
     for frame in iter_artifact(home, scored.artifact, _COLUMNS):
         portion = []
         for row in frame.iter_rows(named=True):
@@ -127,6 +128,8 @@ def trajectory_rows(
                 continue
             played = [_shown(call, selection) for call in calls.decode(row.pop("calls_json"))]
             row |= scores.get(row["trajectory_id"], {})
+            if scenario in compared:  # a judge of several plays writes of the absent one too
+                row["score_reasons"] = []
             row |= {
                 "window_id": scored.claim.window_id,  # with the recipe, as in the other tables
                 "policy_versions": sorted(

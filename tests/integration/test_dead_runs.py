@@ -52,7 +52,10 @@ class Runs:
         return app
 
     async def _filter(self, request: web.Request) -> web.Response:
-        wanted = (await request.json())["flow_runs"]["state"]["type"]["any_"]
+        asked = (await request.json())["flow_runs"]
+        if "parent_task_run_id" in asked:  # in tests/flows, with a real Prefect
+            return web.json_response([])
+        wanted = asked["state"]["type"]["any_"]
         found = [one for one in self.runs.values() if one["state_type"] in wanted]
         return web.json_response(self.found or found)
 

@@ -417,6 +417,28 @@ def shared(window_id: str, agent: str) -> dict[str, object]:
     return row | {"game_json": str(row["game_json"]).replace('"agentPnL":0', market)}
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_reason_that_may_tell_of_an_absent_agent_is_not_published(
+    store: Store, publisher: Settings, hub: HubState, when: str
+) -> None:
+    """A judge compares the plays of a scenario."""
+    rows = [played(WINDOW, name) for name in ("ann", "bo", "cy")]
+    rows[2]["scenario_id"] = "another"
+    await finish(store, publisher, WINDOW, rows)
+    await store.pool.execute("UPDATE babylon.scores SET reasons = ARRAY['ann lost all of it']")
+    if when == "before":
+        await push(store, publisher.replace(publish={"agents": "bo,cy"}))
+    else:
+        await push(store, publisher)
+        assert read(hub, "trajectories")["score_reasons"].list.len().to_list() == [1, 1, 1]
+        await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
+    there = read(hub, "trajectories")
+    assert dict(zip(there["agent_id"], there["score_reasons"].list.len(), strict=True)) == {
+        "bo": 0,
+        "cy": 1,
+    }
+
+
 @pytest.mark.parametrize("kind", ["agent", "trajectory"])
 async def test_play_that_shows_what_a_taken_down_agent_wrote_goes_too(
     store: Store, publisher: Settings, hub: HubState, kind: Literal["agent", "trajectory"]
@@ -605,11 +627,11 @@ def test_the_profits_of_a_scenario_are_those_of_the_plays_that_stay() -> None:
     schema = pa.schema([*zip(columns, types, strict=True)])
     table = pa.table(columns, schema=schema)
     plays = {"b1": ("bo", 1.0)}
-    kept = erasing._kept("scenarios", {"ann"}, {"a1"}, plays, table).to_pylist()
+    kept = erasing._kept("scenarios", {"ann"}, {"a1"}, plays, set(), table).to_pylist()
     assert kept[0] == {"players": [], "trajectory_ids": ["b1"], "agents": 1, "mean_pnl_usd": 1.0,
                        "best_pnl_usd": 1.0}  # fmt: skip
     assert kept[1] == table.to_pylist()[1]
-    (unknown, _) = erasing._kept("scenarios", {"ann"}, {"a1"}, {}, table).to_pylist()
+    (unknown, _) = erasing._kept("scenarios", {"ann"}, {"a1"}, {}, set(), table).to_pylist()
     assert unknown["mean_pnl_usd"] is None and unknown["agents"] is None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -17,6 +18,8 @@ from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
 from babylon.ops.up.services import POOLS
 
+Run = dict[str, Any]  # of Prefect's API
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # a run of Prefect
 log = logging.getLogger(__name__)
 UNSEEN = timedelta(seconds=60)  # a worker takes a run, and starts its process seconds later
 _GRACE_S = 15.0
@@ -53,7 +56,8 @@ def stop_runs(home: Path) -> int:
 async def end_dead_runs(http: aiohttp.ClientSession, api: PrefectApi) -> None:
     """Mark the runs of our pools as crashed that have had no process for a minute.
 
-    Only for the server that ``babylon up`` starts: its workers all are on this machine.
+    Runs in the process of one that has ended are marked too, unless they wait for a person. Only
+    for the server that ``babylon up`` starts: its workers all are on this machine.
 
     Raises:
         ServingError: Prefect refused or does not answer.
@@ -70,14 +74,38 @@ async def end_dead_runs(http: aiohttp.ClientSession, api: PrefectApi) -> None:
         now = await call(http, api, "GET", path)
         if now["state_type"] not in ("PENDING", "RUNNING", "CANCELLING") or _age(now) <= UNSEEN:
             continue
-        ended = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
-        await call(http, api, "POST", f"{path}/set_state", {"state": ended, "force": True})
-        log.info("run %s is ended: its process is gone", now["name"])
+        await _end(http, api, now)
+    for orphan in await _orphans(http, api):
+        await _end(http, api, orphan)
+
+
+async def _orphans(http: aiohttp.ClientSession, api: PrefectApi) -> list[Run]:
+    """Return the runs that were called by a run that has ended, and that had no process of their
+    own."""
+    called = {
+        "state": {"type": {"any_": ["RUNNING"]}},
+        "parent_task_run_id": {"operator": "and_", "is_null_": False},
+        "deployment_id": {"is_null_": True},
+    }
+    found = []
+    for run in await call(http, api, "POST", "flow_runs/filter", {"flow_runs": called}):
+        caller = await call(http, api, "GET", f"task_runs/{run['parent_task_run_id']}")
+        above = await call(http, api, "GET", f"flow_runs/{caller['flow_run_id']}")
+        if above["state_type"] in ENDED and _age(above) > UNSEEN:
+            found.append(run)
+    return found
+
+
+async def _end(http: aiohttp.ClientSession, api: PrefectApi, run: Run) -> None:
+    ended = {"type": "CRASHED", "name": "Crashed", "message": "its process is gone"}
+    path = f"flow_runs/{run['id']}/set_state"
+    await call(http, api, "POST", path, {"state": ended, "force": True})
+    log.info("run %s is ended: its process is gone", run["name"])
 
 
 def _without_process(runs: Collection[str]) -> list[str]:
     return sorted(set(runs) - run_processes().keys()) if runs else []
 
 
-def _age(run: dict[str, dict[str, str]]) -> timedelta:
+def _age(run: Run) -> timedelta:
     return datetime.now(UTC) - datetime.fromisoformat(run["state"]["timestamp"])

@@ -17,7 +17,7 @@ import aiohttp
 from babylon.core.windows import JUDGED_AGAIN, MAX_ATTEMPTS, parse_window_id
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up.prefect_call import call
-from babylon.ops.up.runs import end_dead_runs
+from babylon.ops.up.runs import ENDED, end_dead_runs
 from babylon.stages.approval import IN_PREFECT, try_to_answer
 from babylon.store import Store
 from babylon.store.attempts import list_attempts
@@ -27,7 +27,6 @@ from babylon.store.windows import WindowRow, lost_windows
 
 _FORM = "paused-approve-"  # begins the key of what a form got; the policy's version follows
 DEPLOYMENT = "train-window/one-window"
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")  # a run of Prefect
 Parameters = dict[str, Any]  # of a run of ``train_window``
 log = logging.getLogger(__name__)
 
