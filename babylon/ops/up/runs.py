@@ -80,8 +80,7 @@ async def end_dead_runs(http: aiohttp.ClientSession, api: PrefectApi) -> None:
 
 
 async def _orphans(http: aiohttp.ClientSession, api: PrefectApi) -> list[Run]:
-    """Return the runs that were called by a run that has ended, and that had no process of their
-    own."""
+    """Return the runs in the process of a run that has ended."""
     called = {
         "state": {"type": {"any_": ["RUNNING"]}},
         "parent_task_run_id": {"operator": "and_", "is_null_": False},
