@@ -387,8 +387,8 @@ def _rewrite(
                 source = _fetched(hub, there, file, temporary)
             if file.config == TRAJECTORIES:
                 gone |= _going(source, agents, gone, seats)
-            told = _scenarios(source, gone) if file.config == TRAJECTORIES else set()
-            keep = partial(_kept, file.config, agents, gone, plays, told)
+            compared = _scenarios(source, gone) if file.config == TRAJECTORIES else set()
+            keep = partial(_kept, file.config, agents, gone, plays, compared)
             made.append(_rewritten(home, temporary, source, file, agents, gone, keep))
             if file.config == TRAJECTORIES:
                 plays |= _plays(home.datasets / made[-1].path)
@@ -426,14 +426,14 @@ def _unpublished(
     gone, plays = set(trajectories), Plays()
     for config in (TRAJECTORIES, SCENARIOS):  # plays first, as for published files
         for source in sorted((home.datasets / config).glob("*/*.parquet")):
-            path, told = source.relative_to(home.datasets).as_posix(), set[str]()
+            path, compared = source.relative_to(home.datasets).as_posix(), set[str]()
             if path in published:
                 continue
             try:
                 if config == TRAJECTORIES:
                     own = _going(source, agents, gone, seats)
                     gone |= own
-                    told = _scenarios(source, gone)
+                    compared = _scenarios(source, gone)
                     plays |= {one: play for one, play in _plays(source).items() if one not in own}
                 else:
                     rows = pq.read_table(source, columns=["players", "trajectory_ids"])
@@ -443,7 +443,7 @@ def _unpublished(
                 damaged.append(_unread(home, source, error))
                 continue
             if own:
-                found.append((path, partial(_kept, config, agents, gone, plays, told)))
+                found.append((path, partial(_kept, config, agents, gone, plays, compared)))
     return found, damaged
 
 
@@ -520,18 +520,19 @@ def _kept(
     agents: set[str],
     trajectories: set[str],
     plays: Plays,
-    told: set[str],
+    compared: set[str],
     table: pa.Table,
 ) -> pa.Table:
     """Return the rows that stay. A market that the play shared with others is left out too.
 
-    A judge that compared the plays of a scenario of ``told`` wrote of those that go, too.
+    ``compared``: scenarios that lose a play. A judge compares the plays of a scenario, so the rows
+    that stay there lose its reasons.
     """
     if config == TRAJECTORIES:
         ids = pa.array(sorted(trajectories), pa.string())
         table = table.filter(pc.invert(pc.is_in(table["trajectory_id"], ids)))
         both = table.select(["scenario_id", "score_reasons"]).to_pylist()
-        kept = [[] if row["scenario_id"] in told else row["score_reasons"] for row in both]
+        kept = [[] if row["scenario_id"] in compared else row["score_reasons"] for row in both]
         return _with_columns(table, {"score_reasons": kept})
     gone = agents | trajectories
     # a scenario without players was a copy of its own for each agent

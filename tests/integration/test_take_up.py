@@ -19,6 +19,12 @@ from babylon.store.windows import claim_window, get_window, lost_windows, releas
 
 WINDOW = "2025-11-14T09:00"
 PAST_WINDOW = "2025-11-14T08:00"
+BY_HAND = {
+    "window_id": "2025-11-14T06:00",
+    "overrides": {"training": {"learning_rate": 1e-3, "seed": 5}, "windows": {"minutes": 5}},
+    "blocks": ["babylon-judge/strict"],
+    "placement": "inline",
+}
 
 
 @pytest.fixture
@@ -36,11 +42,13 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
         died = asked[-1]["idempotency_key"].endswith(f"{PAST_WINDOW}/1/0")
         return web.json_response({"state": {"type": "CRASHED" if died else "SCHEDULED"}})
 
-    async def none(request: web.Request) -> web.Response:
-        return web.json_response([])
+    async def dead(request: web.Request) -> web.Response:
+        (name,) = (await request.json())["flow_runs"]["name"]["any_"]
+        run = {"state_type": "CRASHED", "parameters": BY_HAND}
+        return web.json_response([run] if name == BY_HAND["window_id"] else [])
 
     app = web.Application()
-    app.router.add_post("/api/flow_runs/filter", none)
+    app.router.add_post("/api/flow_runs/filter", dead)
     app.router.add_get("/api/deployments/name/{name:.*}", named)
     app.router.add_post("/api/deployments/one/create_flow_run", create)
     runner = web.AppRunner(app)
@@ -80,22 +88,13 @@ async def test_a_lost_window_is_taken_up_and_a_held_or_returned_one_is_not(
 
 
 async def test_a_window_is_taken_up_with_the_settings_of_the_dead_run(
-    store: Store, prefect: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+    store: Store, prefect: tuple[str, list[dict[str, Any]]]
 ) -> None:
     """Except for those that the deployment's form refuses, as of a run by a program."""
     url, asked = prefect
-    asked_by_hand = {
-        "window_id": WINDOW,
-        "overrides": {"training": {"learning_rate": 1e-3, "seed": 5}, "windows": {"minutes": 5}},
-        "blocks": ["babylon-judge/strict"],
-        "placement": "inline",
-    }
-
-    async def dead(*_: Any) -> dict[str, Any]:
-        return asked_by_hand
-
-    monkeypatch.setattr(take_up, "_end_dead_run", dead)
-    await claim_window(store, parse_window_id(WINDOW), owner="box:1:a", lease_s=0)
+    await claim_window(
+        store, parse_window_id(str(BY_HAND["window_id"])), owner="box:1:a", lease_s=0
+    )
     async with aiohttp.ClientSession() as http:
         await _take_up(store, http, PrefectApi(url=url))
     (run,) = asked

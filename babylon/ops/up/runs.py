@@ -81,18 +81,25 @@ async def end_dead_runs(http: aiohttp.ClientSession, api: PrefectApi) -> None:
 
 async def _orphans(http: aiohttp.ClientSession, api: PrefectApi) -> list[Run]:
     """Return the runs in the process of a run that has ended."""
-    called = {
+
+    async def found(asked: dict[str, Any]) -> list[Run]:
+        runs: list[Run] = await call(http, api, "POST", "flow_runs/filter", asked)
+        return runs
+
+    running = {
         "state": {"type": {"any_": ["RUNNING"]}},
-        "parent_task_run_id": {"operator": "and_", "is_null_": False},
-        "deployment_id": {"is_null_": True},
+        "deployment_id": {"is_null_": True},  # others have a process of their own
     }
-    found = []
-    for run in await call(http, api, "POST", "flow_runs/filter", {"flow_runs": called}):
-        caller = await call(http, api, "GET", f"task_runs/{run['parent_task_run_id']}")
-        above = await call(http, api, "GET", f"flow_runs/{caller['flow_run_id']}")
-        if above["state_type"] in ENDED and _age(above) > UNSEEN:
-            found.append(run)
-    return found
+    called = await found({"flow_runs": running | {"parent_task_run_id": {"is_null_": False}}})
+    if not called:
+        return []
+    calls = {"id": {"any_": [run["parent_task_run_id"] for run in called]}}
+    ended = {"state": {"type": {"any_": list(ENDED)}}}
+    callers = await found({"task_runs": calls, "flow_runs": ended})
+    dead = [run["id"] for run in callers if _age(run) > UNSEEN]
+    if not dead:
+        return []
+    return await found({"flow_runs": running | {"parent_flow_run_id": {"any_": dead}}})
 
 
 async def _end(http: aiohttp.ClientSession, api: PrefectApi, run: Run) -> None:

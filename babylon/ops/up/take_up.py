@@ -95,6 +95,7 @@ async def _end_dead_run(
         return {}
     runs = {
         "name": {"any_": [row.window_id]},
+        "state": {"type": {"any_": ["RUNNING", "PAUSED", "CRASHED"]}},
         "start_time": {"before_": claimed.isoformat()},
     }
     wanted = {
@@ -104,7 +105,7 @@ async def _end_dead_run(
     }
     found_runs = await call(http, api, "POST", "flow_runs/filter", wanted)
     for run in found_runs:
-        if run["state_type"] not in ("RUNNING", "PAUSED"):
+        if run["state_type"] == "CRASHED":  # Prefect, or an earlier look, has ended it
             continue
         path = f"flow_runs/{run['id']}"
         form = {"prefix": _FORM, "limit": 50}
