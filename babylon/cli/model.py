@@ -23,7 +23,7 @@ app = typer.Typer(help="The base model and its policies.", no_args_is_help=True)
 @app.command()
 def init(json: Json = False) -> None:
     """Make the base model, or find it, and register it as policy 0."""
-    from babylon.stages.train import ensure_champion
+    from babylon.stages.champion import ensure_champion
     from babylon.store import Store
     from babylon.store.policies import get_policy
 

@@ -10,7 +10,7 @@ from babylon.core.api_keys import local_key
 from babylon.core.settings_loading import load_settings
 from babylon.recorder import AsyncPlayClient
 from babylon.serving.serve import serving
-from babylon.stages.train import ensure_champion
+from babylon.stages.champion import ensure_champion
 from babylon.store import open_store
 
 

@@ -3,24 +3,16 @@
 import asyncio
 from pathlib import Path
 
-from babylon.core.errors import ConfigError
 from babylon.core.home import Home
-from babylon.core.settings import ModelSettings, Settings
+from babylon.core.settings import Settings
 from babylon.core.trajectories import training_rows
 from babylon.core.types import Claim, Scored, Trained
 from babylon.policies import shared_files as files
+from babylon.stages.champion import ensure_champion
 from babylon.stages.siblings import make_update
 from babylon.stages.update_sources import optimizer_of, staleness_of
 from babylon.store.connection import Store, guarded
-from babylon.store.policies import (
-    Policy,
-    champion,
-    commit_policy,
-    ensure_base,
-    list_policies,
-    next_batch,
-    policy_of_window,
-)
+from babylon.store.policies import Policy, commit_policy, next_batch, policy_of_window
 from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.progress_directory import claim_name, take_up_progress
 
@@ -110,34 +102,3 @@ def trained_from(store: Store, claim: Claim, policy: Policy) -> Trained:
 def checkpoint_directory(home: Home, claim: Claim) -> Path:
     """Return the claim's own directory: a fenced worker must not write into its successor's."""
     return home.checkpoints / claim_name(claim)
-
-
-async def ensure_champion(
-    store: Store,
-    home: Home,
-    model: ModelSettings,
-    seed: int,
-    *,
-    progress: Progress | None = None,
-) -> Policy:
-    """Return the serving policy. Without any policy, register the base model as version 0.
-
-    Raises:
-        ConfigError: ``BASE_MODEL`` names another model than the one this home started with.
-    """
-    named = files.name_of_base(home, model.base)
-    if not await list_policies(store):
-        from babylon.training.base_model import resolve_base_in_a_thread
-
-        found = await resolve_base_in_a_thread(model.base, home.models, seed, progress)
-        base = await asyncio.to_thread(files.in_the_home, home, str(found))
-        digest = await asyncio.to_thread(files.publish_checkpoint, home, base)
-        await ensure_base(store, uri=base, base_model=named or Path(base).name, digest=digest)
-    policy, _ = await champion(store)
-    await asyncio.to_thread(files.fetch_checkpoint, home, policy.uri)  # made elsewhere, perhaps
-    if model.base and policy.base_model not in (model.base, named):
-        raise ConfigError(
-            f"BASE_MODEL is {model.base!r}, but the policies here descend from"
-            f" {policy.base_model!r}: use another BABYLON_HOME, or unset BASE_MODEL"
-        )
-    return policy

@@ -1,17 +1,21 @@
-"""The example of a whole task, from an empty home to better policies."""
+"""The example of a whole task, from a home with a base model to better policies."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from babylon.training.base_model import EmbeddedModelRecipe
+
 PROGRAM = Path(__file__).parents[2] / "examples" / "support_desk.py"
 
 
 @pytest.mark.slow
-def test_the_support_desk_learns_and_deploys(tmp_path: Path) -> None:
+def test_the_support_desk_learns_and_deploys(tmp_path: Path, embedded_model: Path) -> None:
+    shutil.copytree(embedded_model, tmp_path / "home" / "models" / EmbeddedModelRecipe().name)
     outside = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, str(PROGRAM)],

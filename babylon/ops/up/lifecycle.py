@@ -24,11 +24,11 @@ from babylon.ops.up.runs import stop_runs
 from babylon.ops.up.services import UpService, services
 from babylon.ops.up.supervisor import DETACHED, GUARD, NAME, Supervisor, stop_all, stop_order
 from babylon.serving.ports import require_free_port
-from babylon.stages.train import ensure_champion
+from babylon.stages.champion import ensure_champion
 from babylon.store import Store, database_status, open_store
 from babylon.store.server import stop_left_server
 from babylon.store.windows import windows_in_work
-from babylon.training.backends.train_input import Progress
+from babylon.training.base_model import Progress
 
 _APPLY = "`babylon up --apply` restarts the services with them"
 _RESTART = "change its settings and restart it where it runs (`systemctl restart babylon`)"

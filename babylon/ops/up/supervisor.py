@@ -51,7 +51,7 @@ from babylon.ops.up.services import (
 from babylon.ops.up.slots import free_unheld_slots
 from babylon.ops.up.take_up import take_up_lost
 from babylon.ops.up.teller import RETRY_S, Teller
-from babylon.stages.train import ensure_champion
+from babylon.stages.champion import ensure_champion
 from babylon.store import Store, open_store
 from babylon.store.connection import UNREACHABLE
 from babylon.store.server import database_url, kept_running
