@@ -23,6 +23,8 @@ HIDDEN_MESSAGES: list[dict[str, object]] = [{"role": "user", "content": REDACTED
 """In the place of messages that are left out as a whole: they stay a list."""
 UNRECORDED = "unrecorded-"
 """Begins the id of an answer that will not be recorded: a step may name it, and is kept."""
+_THOUGHT = frozenset({"reasoning", "reasoning_content", "thinking"})
+"""Names of one text: engines and the dialects send a thought under two of them."""
 _ESCAPED = re.compile(r"(?<!\\)\\++u([0-9a-fA-F]{4})")
 _MAX_DEPTH = 100  # What is nested deeper is redacted, so that messages stay a list.
 
@@ -67,7 +69,8 @@ class RecordingRules:
 
     def redacted_fields(self, key_id: str | None, agent_id: str | None) -> frozenset[str]:
         """Return the names of the fields that may not be recorded."""
-        return frozenset(name for rule in self._about(key_id, agent_id) for name in rule.redact)
+        named = {name for rule in self._about(key_id, agent_id) for name in rule.redact}
+        return frozenset(named | _THOUGHT if named & _THOUGHT else named)
 
     def _about(self, key_id: str | None, agent_id: str | None) -> list[RecordingRule]:
         return [rule for rule in self._rules if _is_about(rule, key_id, agent_id or "")]

@@ -50,6 +50,16 @@ def test_a_trajectory_is_sampled_as_a_whole() -> None:
     assert 70 < kept < 130
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_a_redacted_thought_is_left_out_under_each_of_its_names(name: str) -> None:
+    """Messages and Responses become chats with both names, and engines may answer with both."""
+    both = {"role": "assistant", "content": "ok", "reasoning": SECRET, "reasoning_content": SECRET}
+    thought = call(2, messages=json.dumps([both]), answer=json.dumps(both))
+    left = ruled(("agent", "agent", 1, (name,))).applied(thought)
+    assert left and SECRET not in str(left)
+    assert not left.trainable
+
+
 def test_redacted_values_are_nowhere_in_the_record() -> None:
     left = ruled(("key", "k1", 1, ("card",))).applied(PAID)
     assert left and SECRET not in str(left)
