@@ -104,8 +104,10 @@ def chat_request(fields: JsonObject) -> JsonObject:
     chat |= _sampling(asked)
     if asked.tools:
         chat["tools"] = [_tool(tool) for tool in asked.tools]
-    if asked.tool_choice is not None:
-        chat["tool_choice"] = _tool_choice(asked.tool_choice)
+    choice = asked.tool_choice
+    # vLLM refuses a chat that chooses among no tools. OpenAI's Responses take it.
+    if choice is not None and (asked.tools or choice not in ("auto", "none")):
+        chat["tool_choice"] = _tool_choice(choice)
     return chat
 
 

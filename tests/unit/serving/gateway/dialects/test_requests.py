@@ -199,6 +199,14 @@ def test_fields_of_responses(sent: dict[str, Any], chat: dict[str, Any]) -> None
     parse_chat(translated)
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_free_choice_among_no_tools_is_left_out(choice: str) -> None:
+    """vLLM refuses it: "When using `tool_choice`, `tools` must be set"."""
+    assert "tool_choice" not in from_responses(input="hi", tools=[], tool_choice=choice)
+    tools = [{"type": "function", **FUNCTION}]
+    assert from_responses(input="hi", tools=tools, tool_choice=choice)["tool_choice"] == choice
+
+
 @pytest.mark.parametrize(
     ("sent", "chat"),
     [
