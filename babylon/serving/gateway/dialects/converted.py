@@ -131,6 +131,8 @@ class Conversation:
         elif self._parts:
             texts = [one for one in self._parts if isinstance(one, str)]
             self._messages[-1]["content"] = "".join(texts)
+        elif self._role and "tool_calls" not in self._messages[-1]:
+            self._messages[-1]["content"] = ""  # a thought that was cut: templates need a text
         self._role, self._parts = "", []
 
 

@@ -207,6 +207,15 @@ def test_a_free_choice_among_no_tools_is_left_out(choice: str) -> None:
     assert from_responses(input="hi", tools=tools, tool_choice=choice)["tool_choice"] == choice
 
 
+def test_a_turn_that_is_only_a_thought_has_an_empty_text() -> None:
+    """It was cut at its limit. Templates put the content behind other text, and refuse a null."""
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    turns = [user("a"), {"role": "assistant", "content": [thought]}, user("b")]
+    item = {"type": "reasoning", "id": "r", "summary": [], "content": [{"text": "Hm."}]}
+    for chat in (from_messages(*turns), from_responses(input=[user("a"), item, user("b")])):
+        assert chat["messages"][1] == {"role": "assistant", "content": "", **THOUGHT}
+
+
 @pytest.mark.parametrize(
     ("sent", "chat"),
     [
