@@ -138,7 +138,7 @@ def _input(arguments: str) -> JsonObject:
     """Return a call's arguments; those that are no JSON object as text, for the agent to refuse."""
     try:
         return msgspec.json.decode(arguments or "{}", type=JsonObject)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {"arguments": arguments}
 
 

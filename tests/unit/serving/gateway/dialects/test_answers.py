@@ -205,3 +205,10 @@ async def test_an_error_that_is_no_utf8_keeps_its_status(dialect: type[Translati
 
     await Dialects(app, dialect)({"method": "POST", "path": dialect.path}, receive, send)
     assert (sent[0]["status"], b"\xef\xbf\xbd" in sent[1]["body"]) == (429, True)
+
+
+def test_arguments_that_are_too_deep_to_read_stay_text() -> None:
+    deep = '{"a":' * 2000 + "1" + "}" * 2000
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}}
+    (block,) = Messages().whole(chat(content=None, tool_calls=[call]))["content"]
+    assert block["input"] == {"arguments": deep}
