@@ -347,6 +347,7 @@ REFUSED: list[tuple[int, dict[str, str], bytes, str]] = [
         (400, {}, b'{"resourceSpans": 3}', "resourceSpans is not a list"),
         (400, {"content-encoding": "gzip"}, b"{}", "not gzip"),
         (400, {"content-encoding": "gzip"}, gzip.compress(b"{}")[:-9], "ends early"),
+        (400, {"content-encoding": "gzip"}, 2 * gzip.compress(b"{}"), "send one gzip"),
         (413, {"content-encoding": "gzip"}, gzip.compress(bytes(2**25)), "unpacks to over"),
         (413, {}, MANY.encode(), "10001 spans"),
         (415, {"content-encoding": "br"}, b"{}", "send gzip"),

@@ -78,6 +78,8 @@ def unpacked(headers: Headers, body: bytes) -> bytes:
         raise RequestError(413, f"the body unpacks to over {MAX_UNPACKED_BYTES} bytes: send less")
     if not unpacker.eof:
         raise RequestError(400, "the body is not gzip: it ends early")
+    if unpacker.unused_data:
+        raise RequestError(400, "the body goes on after its gzip: send one gzip in a request")
     return found
 
 
