@@ -198,6 +198,17 @@ async def call_place(store: Store, call_id: str, key_id: str) -> str | None:
     return place
 
 
+async def calling_agent(connection: Connection, play: StoredPlay) -> str | None:
+    """Return an agent that a recorded call of the trajectory names; '' if none does, None without
+    such a call."""
+    agent_id: str | None = await connection.fetchval(
+        "SELECT coalesce(agent_id, '') FROM babylon.calls"
+        " WHERE trajectory_id = $1 AND key_id = $2 ORDER BY agent_id NULLS LAST LIMIT 1",
+        *(play.trajectory_id, play.key_id),
+    )
+    return agent_id
+
+
 async def close_play(connection: Connection, trajectory_id: str, steps: int) -> None:
     """Note that the game's row is written; the steps in it are no longer kept here."""
     await connection.execute(

@@ -209,3 +209,25 @@ async def test_a_key_that_opted_out_leaves_no_word_and_streams_are_left_out_too(
     assert key.key_id not in {row["key_id"] for row in stored if CARD in row["messages"]}
     assert CARD not in await everything(stack.store)
     assert CARD.encode() not in on_disk(settings.home.root) + await until_told(told[0], calls)
+
+
+async def test_feedback_on_a_session_is_ruled_by_the_agent_that_its_calls_name(
+    stack: Stack,
+) -> None:
+    """Nothing but the calls tells of the agent before the session is finished."""
+    key = await create_key(stack.store, "sessions", scopes=["infer", "record", "read"])
+    await set_rule(stack.store, "agent", "cards", 1, ["comment"])
+    await set_rule(stack.store, "agent", "hidden", 0, [])
+    kept = {}
+    async with known_player(stack, key) as one:
+        await until_ruled(one, "any", "hidden")
+        for agent in ("hidden", "cards", "free"):
+            headers = {"x-babylon-agent": agent}
+            answer = await one.chat(messages=[{"role": "user", "content": agent}], headers=headers)
+            session = answer.headers["x-babylon-trajectory"]
+            about = {"type": "feedback", "trajectory_id": session, "value": 1.0}
+            await one.ok({**about, "comment": CARD})
+            kept[agent] = await stack.store.pool.fetchval(
+                "SELECT comment FROM babylon.feedback WHERE trajectory_id = $1", session
+            )
+    assert kept == {"hidden": "[redacted]", "cards": "[redacted]", "free": CARD}

@@ -39,6 +39,11 @@ class RecordingRules:
     def in_force(self) -> list[RecordingRule]:
         return self._rules
 
+    @property
+    def about_agents(self) -> bool:
+        """True if a rule is about agents, so that an unknown agent may have one."""
+        return any(rule.kind == "agent" for rule in self._rules)
+
     async def renew(self, store: Store) -> None:
         self.set(await list_rules(store))
 

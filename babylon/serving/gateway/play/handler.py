@@ -78,6 +78,7 @@ from babylon.store.plays import (
     add_step,
     adopt_calls,
     call_place,
+    calling_agent,
     claim_plays,
     close_play,
     find_play,
@@ -246,8 +247,9 @@ class PlayHandler:
         trajectory_id = event.trajectory_id
         if trajectory_id is None:
             trajectory_id = await self._trajectory_of(caller, event.call_id or "")
+        await self._wait_for_agent(trajectory_id)
         async with self._owned(caller, trajectory_id) as (connection, play):
-            if cover := self._cover(play):
+            if cover := await self._cover_by_calls(connection, play):
                 event = cover.over(event)
             given = Feedback(
                 trajectory_id=trajectory_id,
@@ -304,6 +306,26 @@ class PlayHandler:
         """Return what rules keep out of a trajectory."""
         agent_id = play.agent_id or agent_id
         return Cover.of(self._rules, play.key_id, agent_id, play.trajectory_id)
+
+    async def _cover_by_calls(self, connection: Connection, play: StoredPlay) -> Cover | None:
+        """Return what rules keep out of a trajectory of which only its calls may name the agent.
+
+        Without a recorded call that is everything: a rule may have left the calls out.
+        """
+        if play.agent_id or not self._rules.about_agents:
+            return self._cover(play)
+        agent_id = await calling_agent(connection, play)
+        if agent_id is None:
+            return Cover(everything=True, fields=frozenset())
+        return self._cover(play, agent_id)
+
+    async def _wait_for_agent(self, trajectory_id: str) -> None:
+        """Wait for the calls of a trajectory if rules need its agent, and only they name it."""
+        if not self._rules.about_agents:
+            return
+        play = await find_play(self._store.pool, trajectory_id)
+        if play.agent_id is None if play else session_owner(trajectory_id):
+            await wait_until_recorded(self._store, timeout_s=RECORDED_S)
 
     def _ruled_spans(self, play: StoredPlay, spans: Sequence[StoredSpan]) -> Sequence[StoredSpan]:
         if not self._rules.in_force:
