@@ -9,6 +9,7 @@ from babylon.core.errors import ArtifactError
 from babylon.core.home import Home
 from babylon.core.learning_settings import TrainingSettings
 from babylon.core.settings import JudgeSettings, ModelSettings
+from babylon.core.trajectories import Trajectory
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgeConfig, load_rubric
 from babylon.scoring.judge.reported_validity import TrainedJudge, judged_groups
@@ -22,6 +23,7 @@ from babylon.stages.train_judge import (
 )
 from babylon.store import Store
 from babylon.store.judge_validity import judges_of
+from babylon.store.published import read_withheld
 from babylon.store.windows import list_windows
 from babylon.training.base_model import resolve_base
 from babylon.training.update_options import trainer_config, tuning_options
@@ -70,9 +72,10 @@ async def outcome_windows(
 ) -> tuple[list[OutcomeWindow], dict[str, dict[str, Sequence[JudgedGroup]]]]:
     """Return the scored windows, and judge → window id → its opinions.
 
-    Windows whose artifact is gone, and windows of recipes, are left out.
+    Windows whose artifact is gone, and windows of recipes, are left out. So is play that was taken
+    down since: the artifacts still hold it, and it teaches no judge either.
     """
-    windows = []
+    windows, withheld = [], await read_withheld(store)
     served: dict[str, dict[str, Sequence[JudgedGroup]]] = {}
     for row in await list_windows(store):
         if row.scored is None or "+" in row.window_id:
@@ -82,8 +85,15 @@ async def outcome_windows(
         except ArtifactError:
             progress(f"window {row.window_id}: its artifact is gone")
             continue
-        windows.append(OutcomeWindow(window_id=row.window_id, judged=tuple(judged), truth=truth))
+        allowed = [one for one in judged if not withheld.covers(*_names(one.trajectory))]
+        if allowed:
+            play = OutcomeWindow(window_id=row.window_id, judged=tuple(allowed), truth=truth)
+            windows.append(play)
         for known in await judges_of(store, row.window_id):
             own = served.setdefault(f"{known.by.judge}, {known.by.method}", {})
             own[row.window_id] = judged_groups(known)
     return windows, served
+
+
+def _names(play: Trajectory) -> tuple[str, str]:
+    return play.agent_id, play.trajectory_id

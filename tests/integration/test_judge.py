@@ -36,6 +36,7 @@ from babylon.store.judge_validity import (
     store_validity,
 )
 from babylon.store.judgments import Purchase, StoredJudgments
+from babylon.store.published import withhold
 from babylon.store.rejections import window_rejections
 from babylon.store.scores import list_scores
 from babylon.store.windows import get_window, set_state
@@ -525,6 +526,23 @@ async def test_scored_windows_teach_a_judge_of_ones_own(store, settings, thinned
     settings_of = (asked.home, asked.model, asked.judge, asked.training)
     with pytest.raises(WindowNotReadyError, match="1 windows with known outcomes cannot be split"):
         await train_own_judge(store, *settings_of, tmp_path / "j", JudgeTraining(), print)
+
+
+async def test_play_that_was_taken_down_teaches_no_judge(store, settings, thinned):
+    async with judge_for(settings, noise=0.1) as (_, asked):
+        scored = await score_window(store, asked, thinned)
+    await set_state(store, thinned.claim, WindowState.SCORED, scored=scored)
+    (window,), _ = await outcome_windows(store, asked.home, print)
+    gone, other, *rest = [one.trajectory for one in window.judged]
+    await withhold(store, "trajectory", gone.trajectory_id, "asked")
+    await withhold(store, "agent", other.agent_id, "asked")
+    (window,), _ = await outcome_windows(store, asked.home, print)
+    left = {one.trajectory.trajectory_id for one in window.judged}
+    assert left == {one.trajectory_id for one in rest if one.agent_id != other.agent_id} != set()
+    for one in rest:
+        await withhold(store, "agent", one.agent_id, "asked")
+    windows, _ = await outcome_windows(store, asked.home, print)
+    assert windows == []
 
 
 async def test_a_random_judge_trains_nothing(store, settings, thinned):
