@@ -12,6 +12,7 @@ from prefect.context import TaskRunContext
 from prefect.settings import PREFECT_API_URL
 
 from babylon.core.settings import JudgeSettings
+from babylon.scoring.judge.panel_members import panel_members
 from babylon.scoring.scorer import NEEDS_JUDGE
 
 GPU_MEMORY = "babylon-gpu-memory"  # a slot is the memory of one stage with a model
@@ -32,11 +33,14 @@ async def limited(*names: str) -> AsyncIterator[None]:
 
 
 def limits_of_scoring(scorer: str, judge: JudgeSettings) -> tuple[str, ...]:
-    """Return the limits of a scorer.
+    """Return the limits of a scorer, of all judges of its panel.
 
     A process keeps to ``JUDGE_REQUESTS_PER_MINUTE`` by itself. One window at a time makes the rate
     hold for all runs. A judge on this machine also shares the GPU with training.
     """
-    if scorer not in (*NEEDS_JUDGE, "art-ruler"):
+    if scorer == "art-ruler":
+        return (JUDGE,)
+    if scorer not in NEEDS_JUDGE:
         return ()
-    return (GPU_MEMORY,) if judge.model_path else (JUDGE,)
+    here = {one.model_path is not None for one in panel_members(judge)}
+    return tuple(GPU_MEMORY if local else JUDGE for local in sorted(here))

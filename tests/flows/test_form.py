@@ -1,6 +1,7 @@
 """The form of a run in Prefect's UI: made from the settings, and checked by the server."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -62,6 +63,17 @@ def test_a_judge_on_this_machine_shares_the_gpu_and_a_heuristic_needs_no_slot() 
     assert limits_of_scoring("ruler", judge) == (JUDGE,)
     assert limits_of_scoring("art-ruler", judge) == (JUDGE,)
     assert limits_of_scoring("ruler", local) == (GPU_MEMORY,)
+
+
+def test_a_panel_holds_the_slots_of_all_its_judges(tmp_path: Path) -> None:
+    mixed = JudgeSettings(model="gpt", panel=f"other,{tmp_path}")
+    assert set(limits_of_scoring("ruler", mixed)) == {JUDGE, GPU_MEMORY}
+    assert limits_of_scoring("art-ruler", mixed) == (JUDGE,)
+    turned = JudgeSettings(model_path="/judge", panel="gpt")
+    assert set(limits_of_scoring("ruler", turned)) == {JUDGE, GPU_MEMORY}
+    local = JudgeSettings(model_path="/judge", panel=str(tmp_path))
+    assert limits_of_scoring("ruler", local) == (GPU_MEMORY,)
+    assert limits_of_scoring("heuristic", mixed) == ()
 
 
 # Prefect keeps the client of a limit as long as the process lives, whatever server it was for.
