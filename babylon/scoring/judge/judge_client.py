@@ -31,7 +31,7 @@ import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
 from babylon.core.discretion import shown_url, told
-from babylon.core.errors import ScoringError, ServingError
+from babylon.core.errors import ScoringError, ServingError, reason_of
 from babylon.core.processes import Service, supervised
 from babylon.scoring.judge.judgment import checkpoint_digest
 from babylon.scoring.judge.prompt import Schema, count_tokens
@@ -384,8 +384,14 @@ async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
 
 async def _load(session: aiohttp.ClientSession, url: str, path: Path) -> int:
     body = msgspec.json.encode({"path": str(path.absolute()), "version": 0})
-    async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
-        answer = msgspec.json.decode(await response.read())
+    try:
+        async with session.put(f"{url}/policies/{MODEL}", data=body, timeout=_LOAD) as response:
+            answer = msgspec.json.decode(await response.read())
+    except (aiohttp.ClientError, TimeoutError) as error:  # it died, of want of memory as a rule
+        raise ServingError(
+            f"JUDGE_MODEL_PATH={str(path)!r} does not load: its engine gave no answer"
+            f" ({reason_of(error)}): see logs/judge.log, or name a smaller model"
+        ) from error
     if response.status >= 400:
         raise ServingError(
             f"JUDGE_MODEL_PATH={str(path)!r} does not load: {answer['error']['message']}"
