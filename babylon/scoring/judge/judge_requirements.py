@@ -1,5 +1,6 @@
 """Checks of the judge's settings, before a window is claimed or a judgment is bought."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from babylon.core.discretion import shown_url
@@ -17,7 +18,7 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
 
     Raises:
         ConfigError: no judge or two judges are named, or a checkpoint, rubric, key or price is
-            missing.
+            missing. Or two judges of a panel have the same name.
     """
     if judge.model is None and judge.model_path is None:
         raise ConfigError(
@@ -32,6 +33,7 @@ def require_judge(scorer: str, judge: JudgeSettings) -> None:
         )
     load_rubric(judge.rubric)
     own, *others = panel_members(judge)
+    _require_names([own, *others])
     _require_reachable(own, "JUDGE_MODEL_PATH", "OPENAI_API_KEY")
     for other in others:
         elsewhere = other.base_url != judge.base_url
@@ -70,6 +72,20 @@ def _require_reachable(judge: JudgeSettings, setting: str, key: str) -> None:
         raise ConfigError(
             f"{setting}={str(path)!r} holds no model ({' or '.join(_CONFIGS)}): name the directory"
             " of a checkpoint"
+        )
+
+
+def _require_names(members: Sequence[JudgeSettings]) -> None:
+    """Require a name of its own for each judge, because judgments are found by it.
+
+    Two servers of one model's name would answer for each other, and their opinions would be one.
+    """
+    names = Counter(one.model or str(one.model_path) for one in members)
+    name, times = names.most_common(1)[0]
+    if times > 1:
+        raise ConfigError(
+            f"JUDGE_PANEL: {name!r} is named twice, in it or beside the judge itself: leave one"
+            " out, or serve one of them under another name"
         )
 
 

@@ -200,6 +200,14 @@ def test_a_member_that_cannot_be_asked_is_refused_beforehand(changes, message, t
     require_judge("ruler", JudgeSettings(**judge | key))
 
 
+@pytest.mark.parametrize("panel", ["first@http://other:2/v1", "second,second=1/2", "{own},{own}"])
+def test_two_judges_of_one_name_are_refused_because_they_would_be_one(panel, tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    judge = JudgeSettings(model="first", base_url="http://host:1/v1")
+    with pytest.raises(ConfigError, match="is named twice"):
+        require_judge("ruler", judge.model_copy(update={"panel": panel.format(own=tmp_path)}))
+
+
 def answer(better, worse, person="ann", first=None, scenario="s"):
     return PairAnswer(
         window_id="w",
