@@ -42,7 +42,8 @@ def told(message: str, sent: Iterable[str]) -> str:
         folded = word[0].casefold()
         return word[0] if folded in _ORDINARY or folded not in known else "…"
 
-    line = re.sub(r"\s+", " ", message)[: 4 * _LONGEST]
+    # A body that is no text may hold NULs, which the database does not store.
+    line = re.sub(r"[\s\0]+", " ", message)[: 4 * _LONGEST]
     shown = re.sub(r"…(?:\W*…)+", "…", _WORD.sub(keep, line))
     return redact(shown)[:_LONGEST].strip().rstrip(".")
 

@@ -10,7 +10,11 @@ from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge import judge_window as judge_module
-from babylon.scoring.judge.judge_client import JudgeClient, RetryLaterError
+from babylon.scoring.judge.judge_client import (
+    JudgeClient,
+    RequestRefusedError,
+    RetryLaterError,
+)
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
@@ -280,3 +284,17 @@ async def test_an_answer_200_that_is_no_completion_is_asked_for_again_and_charge
         with pytest.raises(RetryLaterError, match="not a chat completion") as failure:
             await client.ask([{"role": "user", "content": "Judge."}], SCHEMAS["list"], max_tokens=9)
     assert failure.value.charged
+
+
+async def test_a_refusal_whose_body_is_no_text_can_be_stored():
+    async def refuse(request):
+        return web.Response(status=400, body=b"bad\x00gateway", content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_post("/chat/completions", refuse)
+    async with (
+        TestServer(app) as server,
+        JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
+    ):
+        with pytest.raises(RequestRefusedError, match="bad gateway"):  # Postgres takes no NUL
+            await client.ask([{"role": "user", "content": "?"}], SCHEMAS["one"], max_tokens=9)
