@@ -65,12 +65,15 @@ async def together(store: Store, window_id: str, members: Sequence[MemberJudgmen
         for row in one.before:
             known = [group for group in judged_groups(row) if group.trajectory_ids]
             earlier.setdefault(row.window_id, {})[one.by.judge] = known
-    answers = await read_answers(store, [window_id.partition("+")[0], *earlier])
-    for name, own in [(window_id.partition("+")[0], window), *earlier.items()]:
-        if told := [answer for answer in answers if answer.window_id == name]:
-            own[PEOPLE] = people_groups(told, _outcomes(own.values()))
+    own_id = window_id.partition("+")[0]
+    answers = await read_answers(store, [own_id, *earlier])
+    # People who saw outcomes must not prove a window that only the others judged.
+    if any(answer.window_id == own_id for answer in answers):
+        for name, own in [(own_id, window), *earlier.items()]:
+            if told := [answer for answer in answers if answer.window_id == name]:
+                own[PEOPLE] = people_groups(told, _outcomes(own.values()))
     judges = [one.by.judge for one in members]
-    if any(PEOPLE in own for own in (window, *earlier.values())):
+    if PEOPLE in window:
         judges.append(PEOPLE)
     # judges of a window saw the same canaries
     planted: dict[str, list[Sequence[CanaryResult]]] = {}
