@@ -22,6 +22,7 @@ from babylon.store import Store
 from babylon.store.judge_validity import WindowValidity, judges_of, store_validity
 from babylon.store.judgments import spent_by_day
 from babylon.store.people import PairAnswer, read_answers, store_answer
+from babylon.store.published import withhold
 from babylon.store.scores import list_scores
 from tests.integration.game import WINDOW
 from tests.integration.test_judge import _cli, judge_for, thinned  # noqa: F401
@@ -127,6 +128,19 @@ async def test_an_answer_about_other_plays_is_refused(store, settings, thinned):
         with pytest.raises(WindowNotReadyError, match="no judged group"):
             await answer_pair(store, "ann", WINDOW.id, *names, "")
     assert not await read_answers(store)
+
+
+async def test_play_that_was_taken_down_is_shown_to_nobody(store, settings, thinned):  # noqa: F811
+    async with judge_for(settings) as (_, asked):
+        scored = await score_window(store, asked, thinned)
+    gone = (await read_pair(store, "ann")).plays[0].trajectory_id
+    await withhold(store, "trajectory", gone, "asked")
+    shown = set()
+    while (pair := await read_pair(store, "ann", WINDOW.id)) is not None:
+        names = [play.trajectory_id for play in pair.plays]
+        shown.update(names)
+        await answer_pair(store, "ann", WINDOW.id, *names, names[0], "")
+    assert len(shown) == scored.artifact.rows - 1 and gone not in shown
 
 
 async def test_a_pair_is_shown_with_the_outcomes_of_a_shorter_window(

@@ -5,7 +5,7 @@ Ground truth is shown, as to any other judge. Whoever may see it is the caller's
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import msgspec
@@ -19,6 +19,7 @@ from babylon.scoring.judge.reported_validity import judged_groups
 from babylon.scoring.judge.validity import JudgedGroup
 from babylon.store import Store
 from babylon.store.judge_validity import judged_windows, judges_of
+from babylon.store.late import without_taken_down
 from babylon.store.market_outcomes import window_outcomes
 from babylon.store.people import PairAnswer, read_answers, store_answer
 from babylon.store.windows import get_window
@@ -50,7 +51,7 @@ class PairShown:
 async def read_pair(store: Store, person: str, window_id: str | None = None) -> PairShown | None:
     """Return the next pair for a person, of a window or of the newest one with a pair left.
 
-    Return ``None`` if every pair is answered.
+    Play that was taken down is shown to nobody. Return ``None`` if every pair is answered.
 
     Raises:
         WindowNotReadyError: no judge has judged the window.
@@ -64,7 +65,7 @@ async def read_pair(store: Store, person: str, window_id: str | None = None) -> 
             continue
         answers = await read_answers(store, [name], person)
         asked = {frozenset((one.better, one.worse)) for one in answers}
-        pair = next_pair(groups, asked, f"{person}:{name}")
+        pair = next_pair(await _still_shown(store, groups), asked, f"{person}:{name}")
         if pair is None:
             continue
         plays = [await _play(store, one) for one in pair]
@@ -116,6 +117,23 @@ async def _groups(store: Store, window_id: str) -> list[JudgedGroup]:
     rows = await judges_of(store, window_id)
     found = [[group for group in judged_groups(row) if group.trajectory_ids] for row in rows]
     return next(filter(None, found), [])
+
+
+async def _still_shown(store: Store, groups: Iterable[JudgedGroup]) -> list[JudgedGroup]:
+    """Return the groups without play that was taken down or removed since."""
+    found = []
+    for group in groups:
+        left = set(await without_taken_down(store, group.trajectory_ids))
+        kept = [at for at, name in enumerate(group.trajectory_ids) if name in left]
+        shown = replace(
+            group,
+            opinions=tuple(group.opinions[at] for at in kept),
+            errors=tuple(group.errors[at] for at in kept),
+            outcomes=tuple(group.outcomes[at] for at in kept),
+            trajectory_ids=tuple(group.trajectory_ids[at] for at in kept),
+        )
+        found.append(shown)
+    return found
 
 
 async def _play(store: Store, trajectory_id: str) -> PlayShown:
