@@ -19,6 +19,7 @@ _BREAK = "\n\x1e\n"  # between texts, so that no rule matches across two of them
 _ESCAPES = (("\\n", "  "), ("\\r", "  "), ("\\t", "  "), ('\\"', ' "'))
 _CODED = re2.compile(r"\\u00[2-7][0-9a-fA-F]")
 ESCAPED = "ESCAPED"
+NESTED = "NESTED"
 _JSON_COLUMNS = ("_json", "arguments")
 
 
@@ -119,11 +120,16 @@ def cleaned(value: Any, column: str = "") -> Any:
 
 
 def _clean_json(text: str) -> str:
-    """Scrub each text of a document; if two of them tell a secret together, scrub the whole."""
+    """Scrub each text of a document; if two of them tell a secret together, scrub the whole.
+
+    A document that is nested too deep to be searched is replaced.
+    """
     try:
         clean = msgspec.json.encode(_inside(msgspec.json.decode(text))).decode()
     except msgspec.DecodeError:
         return scrub(text)
+    except RecursionError:  # a model's or a client's arguments: their depth has no bound
+        return msgspec.json.encode(f"[{NESTED}]").decode()
     if not (names := found([clean])):
         return clean
     clean = scrub(clean)

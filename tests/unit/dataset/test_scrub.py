@@ -151,6 +151,21 @@ def test_a_json_pair_that_tells_together_is_replaced_and_stays_json() -> None:
     msgspec.json.decode(clean["result_json"])
 
 
+@pytest.mark.parametrize("depth", [600, 5000])  # read and not searched; not even read
+def test_arguments_that_are_nested_without_end_are_replaced_and_stay_json(depth: int) -> None:
+    function = {"name": "f", "arguments": "[" * depth + "]" * depth}
+    asked = {"id": "c", "type": "function", "function": function}
+    call = Call(
+        step=0,
+        messages=({"role": "user", "content": "I am bob@example.com"},),
+        response="",
+        tool_calls=(asked,),
+    )
+    clean = scrubbed(row("", calls=[call_column(call)]))
+    (said,) = clean["calls"][0]["completion"]
+    assert said["tool_calls"][0]["function"]["arguments"] == '"[NESTED]"'
+
+
 @pytest.mark.parametrize("column", ["agent_id", "trajectory_id", "scenario_id"])
 def test_a_secret_in_an_id_refuses_the_row_by_rule_without_the_secret(column: str) -> None:
     with pytest.raises(ScrubError, match=r"2025-11-14T09:00 .*rule EMAIL matches") as refused:
