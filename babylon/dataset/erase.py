@@ -318,13 +318,15 @@ def _in_files(
         return ids
     named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
     with TemporaryDirectory(prefix="babylon-erase-") as directory:
+        hub, there = None, None  # one look at the head: its tree has all files of all months
         for file in named:
             path = home.datasets / file.path
             if not is_whole(path):
                 if not file.revision:
                     continue
-                hub = Hub(publish, file.repository)
-                path = _fetched(hub, hub.head(), file, Path(directory))
+                if hub is None:
+                    there = (hub := Hub(publish, file.repository)).head()
+                path = _fetched(hub, there, file, Path(directory))
             ids |= _own_ids(path, "agent_id", name)
     return ids
 

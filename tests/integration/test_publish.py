@@ -577,6 +577,19 @@ async def test_a_take_down_finds_the_play_when_rows_and_files_are_gone(
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo"]
 
 
+async def test_a_report_looks_at_the_head_once_however_many_files_it_fetches(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    for window in (WINDOW, NEXT_DAY):
+        await finish(store, publisher, window, [played(window, "ann"), played(window, "bo")])
+    await push(store, publisher)
+    rmtree(publisher.home.datasets)
+    hub.requests.clear()
+    found = await erase(store, publisher.home, publisher.publish, "agent", "ann")
+    assert found.trajectories == 2
+    assert len([path for _, path in hub.requests if "/tree/" in path]) == 1
+
+
 async def test_a_name_is_withheld_before_the_hub_or_a_file_is_read(
     store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
