@@ -33,6 +33,7 @@ from babylon.evaluation.arena.match_page import verdict_markdown
 from babylon.evaluation.arena.play import Decide
 from babylon.evaluation.arena.players import find_player, scripted_player
 from babylon.evaluation.arena.suite import SUITES, Suite, digest, unseen_scenarios
+from babylon.evaluation.arena.verdicts import recorded_verdict
 from babylon.game.market.orders import Hold, Order, OrderKind, render_decision
 from babylon.game.market.scenario import PRESETS, Rules
 from babylon.game.market.transcripts import scripted_chats
@@ -290,6 +291,8 @@ async def test_what_dropout_left_out_is_held_out(store: Store, quick: Settings, 
     Path(quick.home.resolve(scored.artifact.uri)).unlink()
     lost = await held_out_check(store, trained, TRAINING)
     assert lost.problem is not None and "cannot be read" in lost.problem
+    card = str(recorded_verdict(trained, 1, lost))  # its reason goes into the published model card
+    assert "cannot be read" in card and str(quick.home.root) not in card
     rejected = await challenge(store, base, hour=8)
     await recorded(store, quick, base, rejected, wins="no")
     await store.pool.execute(

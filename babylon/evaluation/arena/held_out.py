@@ -92,8 +92,9 @@ async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory
             try:
                 played = await asyncio.to_thread(read_trajectories, store.home, artifact)
             except ArtifactError as error:  # one unreadable window must not stop the check
-                problem = f"held-out play cannot be read: {error}"
-                log.warning("window %s: %s", row.window_id, problem)
+                # A verdict is published: the file's place on this machine is for the log alone.
+                problem = f"held-out play of window {row.window_id} cannot be read (see the log)"
+                log.warning("%s: %s", problem, error)
                 continue
             ids = [trajectory.trajectory_id for trajectory in played]
             seen = await trained_into(store, trained.policy_version, ids)
