@@ -30,9 +30,9 @@ RECALL_FILE = "recall.json"  # in a checkpoint
 def best_so_far(
     parent: str, chats: Path, max_tokens: int | None, precision: Precision = "fp32"
 ) -> Recall:
-    """Return the figure of the parent, which is measured if it has none of these chats. Blocking.
+    """Return the figure of the parent, measured if it has none of these chats in this precision.
 
-    Called before an update: a file that cannot be read must not cost one.
+    Blocking. Called before an update: a file that cannot be read must not cost one.
 
     Raises:
         ConfigError: there is no such file, or no reply in it fits into the model's context.
@@ -40,7 +40,9 @@ def best_so_far(
         TrainingError: the forward pass does not fit.
     """
     try:
-        digest = blake2b(chats.read_bytes(), digest_size=8).hexdigest()
+        # Fewer bits cost nats themselves: they are no forgetting, so they begin the line anew.
+        kind = b"" if precision == "fp32" else precision.encode()
+        digest = blake2b(chats.read_bytes() + kind, digest_size=8).hexdigest()
     except OSError as error:
         raise ConfigError(
             f"RECALL_CHATS={chats}: {error.strerror}: name a file of chats, or unset it"

@@ -52,7 +52,7 @@ class ArtReport:
 class Recall:
     """How well a policy writes the chats of ``RECALL_CHATS`` (``recall.py``), in nats a token.
 
-    ``best``: the fewest of its line. ``chats``: their digest.
+    ``best``: the fewest of its line. ``chats``: digest of these and of the weights' precision.
     """
 
     nats: float

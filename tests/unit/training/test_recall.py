@@ -12,6 +12,7 @@ from babylon.core.trajectories import Call, TrainingRow
 from babylon.core.types import Claim
 from babylon.store import Store
 from babylon.store.policies import Policy
+from babylon.training import recall
 from babylon.training.backends.own_trainer import run_work
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.grpo.forward import PolicyForward
@@ -48,6 +49,20 @@ def test_the_best_of_the_line_is_handed_on(tmp_path: Path) -> None:
     other = write_chats(tmp_path / "other.jsonl", "SELL", count=2)
     assert best_so_far(str(tmp_path / "back"), chats, None) == back
     assert best_so_far(str(tmp_path / "back"), other, None).best != back.best
+
+
+def test_another_precision_begins_the_line_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding costs nats too. It would look like forgetting for ever, in each update."""
+    costs = {"fp32": 1.0, "bf16": 1.2}
+    monkeypatch.setattr(recall, "nats_of", lambda _, __, ___, precision: costs[precision])
+    chats = write_chats(tmp_path / "chats.jsonl", "HOLD", count=1)
+    remembered(best_so_far(str(tmp_path), chats, None), tmp_path, chats, None)
+    assert best_so_far(str(tmp_path), chats, None).best == 1.0
+    before = best_so_far(str(tmp_path), chats, None, "bf16")
+    assert remembered(before, tmp_path, chats, None, "bf16").best == 1.2
+    assert best_so_far(str(tmp_path), chats, None, "bf16").chats == before.chats
 
 
 def test_a_damaged_figure_begins_with_the_parent(tmp_path: Path) -> None:
