@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from babylon.core.errors import ArtifactError, ConfigError
-from babylon.core.home import Home
+from babylon.core.home import Home, make_directory
 from babylon.core.settings import PublishSettings
 from babylon.dataset.hub import Head, Hub, commit_once
 from babylon.dataset.model_card import base_name, base_of, model_card
@@ -69,7 +69,8 @@ async def publish_policy(
         return None
     line = _ancestors(await policy_line(store), policy.policy_version)
     base = (await get_policy(store, 0)).uri
-    with tempfile.TemporaryDirectory(prefix="publish-", dir=home.root) as directory:
+    make_directory(home.scratch)  # where the next start deletes what a killed run left
+    with tempfile.TemporaryDirectory(prefix="publish-", dir=home.scratch) as directory:
         files = await asyncio.to_thread(_files, policy, base, publish, line, home, Path(directory))
         made = PublishedPolicy(
             repository=repository,

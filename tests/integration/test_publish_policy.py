@@ -17,6 +17,7 @@ from babylon.core.windows import parse_window_id
 from babylon.dataset import publish_policy as module
 from babylon.dataset.erase import erase
 from babylon.dataset.publish_policy import PublishedPolicy, publish_policy
+from babylon.policies import whole_weights
 from babylon.policies.load import load_policy
 from babylon.policies.whole_weights import CONVERTER
 from babylon.store import Store
@@ -94,6 +95,23 @@ async def test_a_promoted_policy_is_one_commit_and_loads_as_it_was_validated(
     assert AutoTokenizer.from_pretrained(fetched)("hold") == tokenizer("hold")
     texts = b"".join(file for _, (kind, file) in repository.files.items() if kind == "file")
     assert str(models.home.root).encode() not in texts
+
+
+async def test_whole_weights_of_a_killed_run_lie_where_the_next_start_deletes_them(
+    store: Store, models: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await promoted(store, models)
+    await serve(store)
+    made: list[Path] = []
+
+    def write(uri: str, base: str, directory: Path) -> None:
+        made.append(directory)
+        raise KeyboardInterrupt  # no handler runs in a process that is killed
+
+    monkeypatch.setattr(whole_weights, "write_whole", write)
+    with pytest.raises(KeyboardInterrupt):
+        await push(store, models, dry_run=True)
+    assert made[0].is_relative_to(models.home.scratch)
 
 
 async def test_full_weights_are_published_in_the_precision_of_the_base(
