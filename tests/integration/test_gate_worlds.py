@@ -104,6 +104,20 @@ async def test_a_row_without_a_window_id_costs_only_itself(
     assert worlds is not None and worlds.batches[0].source == "recorded"
 
 
+async def test_the_rules_of_one_row_do_not_choose_the_game_of_all(
+    store: Store, settings: Settings
+) -> None:
+    """A client may record what it likes. There are names for twenty markets."""
+    window = await played(store, settings, 8, STARTER)
+    change = """UPDATE trajectories SET "stepsJson" = replace("stepsJson", '"markets":3', $1)"""
+    first = ' WHERE "trajectoryId" = (SELECT min("trajectoryId") FROM trajectories)'
+    assert await store.pool.execute(change + first, '"markets":999') == "UPDATE 1"
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and {one.rules for one in worlds.scenarios} == {STARTER}
+    await store.pool.execute(change, '"markets":999')  # of a newer version of the game
+    assert await gate_worlds(store, window, "seed", FLEET) is None
+
+
 async def test_no_world_of_the_trained_time_is_played_after_a_change_of_the_windows_length(
     store: Store, settings: Settings
 ) -> None:

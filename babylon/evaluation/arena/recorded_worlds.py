@@ -1,10 +1,11 @@
 """The gate's worlds by default: what the fleet plays, rebuilt from its windows, and more like them.
 
 Worlds of recent windows come first, the newest window first. Bets on a window have half the weight
-of those on the fourth window after it. Only worlds with the newest window's rules are played: under
-other rules the fleet plays no more. Then come fresh worlds of those rules, as long as the rows show
-that the simulator is the game. The window that the challenger was trained on gives its rules, and
-no world that began in its time, whatever window of another length that belongs to as well.
+of those on the fourth window after it. Only worlds with the rules of most plays of the newest
+window are played: under other rules the fleet plays no more. Then come fresh worlds of those rules,
+as long as the rows show that the simulator is the game. The window that the challenger was trained
+on gives its rules, and no world that began in its time, whatever window of another length that
+belongs to as well.
 
 Rows without the market's state (``environmentState.market``), as those of the live game, give no
 worlds: after another action, the game's next prompt is unknown. Without any row, nothing shows what
@@ -13,6 +14,7 @@ the fleet plays.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -39,16 +41,14 @@ log = logging.getLogger(__name__)
 async def gate_worlds(
     store: Store, window_id: str, seed: str, evaluation: EvaluationSettings
 ) -> GateWorlds | None:
-    """Return the worlds of the gate of a window; None if no row tells how to make any."""
+    """Return the worlds of the gate of a window; None if the rows do not tell how to make any."""
     budget = evaluation.scenarios
     if evaluation.rules != "fleet":
         return simulated(await _fresh(seed, budget, PRESETS[evaluation.rules]))
     recorded = await _recorded(store, window_id, enough=int(budget * SHARE))
     if not recorded:
         return None
-    # The last round of a window may be cut short by its end.
-    last = [one for one in recorded if one.window_id == recorded[0].window_id]
-    newest = max(last, key=lambda one: one.scenario.rules.ticks)
+    newest = _usual([one for one in recorded if one.window_id == recorded[0].window_id])
     seats = max(1, len(newest.players))
     budget = max(LEAST_SHARED, budget // seats) if seats > 1 else budget
     own = _played(window_id)
@@ -59,8 +59,25 @@ async def gate_worlds(
     ]
     batches = _batches(usable, int(budget * SHARE))
     rest = budget - sum(len(batch.scenarios) for batch in batches)
-    fresh = simulated(await _fresh(seed, rest, newest.scenario.rules))
+    try:
+        fresh = simulated(await _fresh(seed, rest, newest.scenario.rules))
+    except ValueError as error:  # another version of the game wrote the rows
+        log.warning("window %s: no world of its rules can be made: %s", newest.window_id, error)
+        return None
     return GateWorlds(batches=(*batches, *fresh.batches), seats=seats)
+
+
+def _usual(played: Sequence[RecordedScenario]) -> RecordedScenario:
+    """Return the longest of the worlds whose rules most plays had.
+
+    One agent's rows must not choose the rules for all. The last round of a window may be cut short.
+    """
+    plays = Counter[Rules]()
+    for one in played:
+        plays[replace(one.scenario.rules, ticks=0)] += len(one.plays)
+    most = max(plays.values())
+    usual = [one for one in played if plays[replace(one.scenario.rules, ticks=0)] == most]
+    return max(usual, key=lambda one: one.scenario.rules.ticks)
 
 
 async def _fresh(seed: str, count: int, rules: Rules) -> list[Scenario]:
