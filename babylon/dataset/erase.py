@@ -318,7 +318,8 @@ def _in_files(
         return ids
     named = [file for file in published if file.config == TRAJECTORIES and name in file.agents]
     with TemporaryDirectory(prefix="babylon-erase-") as directory:
-        hub, there = None, None  # one look at the head: its tree has all files of all months
+        hub: Hub | None = None
+        there: Head | None = None  # one look at the head: its tree has all files of all months
         for file in named:
             path = home.datasets / file.path
             if not is_whole(path):
