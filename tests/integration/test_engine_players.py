@@ -57,7 +57,14 @@ async def stack(store: Store, settings: Settings, checkpoints: list[Path]) -> As
     await register(store, checkpoints)
     async with running_stack(store, settings) as stack:
         await until_healthy(stack.url)
+        await until_live(store)
         yield stack
+
+
+async def until_live(store: Store) -> None:
+    """Wait for a gateway: on a busy machine one may count as dead for a while."""
+    while not await live_gateways(store):
+        await asyncio.sleep(0.05)
 
 
 async def players(store: Store) -> list[Player]:
@@ -94,8 +101,7 @@ async def test_a_gateway_that_was_started_again_is_asked_with_its_new_key(
         url = str(engine.make_url("")).rstrip("/")
         async with running_gateway(store, settings, url) as first:
             await until_healthy(first)
-            while not await live_gateways(store):  # on a busy machine it may count as dead
-                await asyncio.sleep(0.05)
+            await until_live(store)
             # Entered here and left below: the match outlives the gateway.
             match = engine_table(store, "babylon", [0])
             table = await match.__aenter__()
