@@ -3,9 +3,11 @@
 TRL's generation is replaced by the recorded calls, with their logprobs, and its advantages are its
 own: the score of a whole play, relative to its world's, divided by their deviation. Loss, clip and
 optimiser are TRL's defaults. Learning rate, passes over the hour and decisions of a train step are
-the recipe's.
+the recipe's. The gradient of a step is summed over micro-batches, and the head sees completion
+positions only: the same sum, three times as fast on a CPU.
 """
 
+from math import gcd
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -20,9 +22,10 @@ from babylon.policies.load import load_policy
 from benchmarks.curriculum.hours import Moved, Window
 from benchmarks.trainer.cases import Call
 from benchmarks.trainer.cases import Window as LoggedWindow
-from benchmarks.trainer.contenders.trl_session import LoggedTrainer, no_reward
+from benchmarks.trainer.contenders.trl_session import HeadTrainer, no_reward
 
 EPSILON = 1e-4  # added to the deviation of a group, as TRL does
+MICRO_BATCH = 4  # calls, the fastest here
 
 
 def trl_update(window: Window, training: TrainingSettings, target: Path) -> Moved:
@@ -31,13 +34,15 @@ def trl_update(window: Window, training: TrainingSettings, target: Path) -> Move
     calls = _calls(window)
     steps = max(1, len(calls) // STEP_DECISIONS)
     calls = calls[: len(calls) // steps * steps]  # TRL needs steps of equal size
-    trainer = LoggedTrainer(
+    micro_batch = gcd(len(calls) // steps, MICRO_BATCH)
+    trainer = HeadTrainer(
         model=model,
         reward_funcs=no_reward,
         args=GRPOConfig(
             output_dir=str(target.parent / "trl"),
-            per_device_train_batch_size=len(calls) // steps,
-            steps_per_generation=steps,
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=len(calls) // steps // micro_batch,
+            steps_per_generation=len(calls) // micro_batch,
             num_iterations=training.iterations,
             max_steps=steps * training.iterations,
             num_generations=2,
