@@ -17,10 +17,8 @@ from babylon.core.types import Scored
 from babylon.dataset.model_card import base_name
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
-from babylon.store.policies import Policy, list_policies
-from babylon.store.routes import list_routes
-
-_ROUTES = 10_000
+from babylon.store.policies import Policy, policies_about
+from babylon.store.routes import champions_of
 
 
 class Measurement(TypedDict, total=False):
@@ -42,13 +40,16 @@ async def performance_rows(
 ) -> list[dict[str, Any]]:
     """Return the window's measurements, by kind and policy."""
     window_id = scored.claim.window_id
-    policies = {policy.policy_version: policy for policy in await list_policies(store)}
-    routes = {r.route_version: r.policy_version for r in await list_routes(store, limit=_ROUTES)}
-    trained = [policy for policy in policies.values() if policy.window_id == window_id]
     rows = await asyncio.to_thread(_played, home, scored, selection)
+    trained = (await policies_about(store, window_id)).values()
+    verdicts = [policy.verdict or {} for policy in trained]
+    played = [verdict["route_version"] for verdict in verdicts if verdict.get("scenarios")]
+    routes = await champions_of(store, played)
     for policy in trained:
         rows += _validated(policy, routes)
     rows.sort(key=lambda row: (row["measured"], row["policy_version"] or -1))
+    versions = {v for row in rows if (v := row["policy_version"]) is not None}
+    policies = await policies_about(store, window_id, versions)
     return [_row(row, policies, window_id) for row in rows]
 
 

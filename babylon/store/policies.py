@@ -109,6 +109,19 @@ async def list_policies(store: Store) -> list[Policy]:
     return [_policy(store, row) for row in rows]
 
 
+async def policies_about(
+    store: Store, window_id: str, versions: Iterable[int] = ()
+) -> dict[int, Policy]:
+    """Return the policies that a window trained, released ones too, and those of ``versions``."""
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.policies WHERE window_id = $1 OR policy_version = ANY($2::bigint[])"
+        " ORDER BY policy_version",
+        window_id,
+        list(versions),
+    )
+    return {row["policy_version"]: _policy(store, row) for row in rows}
+
+
 async def checkpoint_uris(store: Store, versions: Iterable[int]) -> dict[int, str]:
     """Return version → URI of the registered versions, though its checkpoint was removed."""
     rows = await store.pool.fetch(

@@ -87,8 +87,8 @@ async def current_route(store: Store) -> Route:
     return routes[0]
 
 
-async def list_routes(store: Store, limit: int = 100) -> list[Route]:
-    """Return routes, newest first."""
+async def list_routes(store: Store, limit: int | None = 100) -> list[Route]:
+    """Return routes, newest first; ``None``: all of them."""
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.routes ORDER BY route_version DESC LIMIT $1", limit
     )
@@ -225,7 +225,16 @@ WHERE "modelId" = $1 OR status = 'deployed'
 
 async def all_routes(store: Store) -> list[Route]:
     """Return the routes, newest first."""
-    return await list_routes(store, limit=10_000)
+    return await list_routes(store, limit=None)
+
+
+async def champions_of(store: Store, route_versions: Iterable[int]) -> dict[int, int]:
+    """Return route version → version of its champion, of these routes."""
+    rows = await store.pool.fetch(
+        "SELECT route_version, policy_version FROM babylon.routes WHERE route_version = ANY($1)",
+        list(route_versions),
+    )
+    return {row["route_version"]: row["policy_version"] for row in rows}
 
 
 async def previous_champion(store: Store) -> Policy:

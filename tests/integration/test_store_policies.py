@@ -27,10 +27,19 @@ from babylon.store.policies import (
     ensure_base,
     get_policy,
     list_policies,
+    policies_about,
     policy_of_batch,
     set_verdict,
 )
-from babylon.store.routes import CHANNEL, commit_route, current_route, list_routes
+from babylon.store.routes import (
+    CHANNEL,
+    all_routes,
+    champions_of,
+    commit_route,
+    current_route,
+    list_routes,
+    previous_champion,
+)
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window, get_window
 from tests.unit.serving.gateway.calls import call
@@ -221,3 +230,30 @@ async def test_recorded_calls_are_stored_once_and_all_or_none(store: Store) -> N
     with pytest.raises(asyncpg.NotNullViolationError):
         await insert_calls(store, [replace(CALL, call_id="c4"), broken])
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.calls") == 3
+
+
+async def test_routes_of_years_are_all_read(store: Store) -> None:
+    """An experiment and its end are two routes each hour: ten thousand in seven months."""
+    await ensure_base(store, uri="file:///m", base_model="tiny")
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model)"
+        " VALUES (1, 0, 'lora', 'file:///n', 'tiny')"
+    )
+    await store.pool.execute(
+        "INSERT INTO babylon.routes (route_version, policy_version, author, reason)"
+        " SELECT number, 1, 'test', 'experiment' FROM generate_series(2, 10001) AS number"
+    )
+    assert (await all_routes(store))[-1].policy_version == 0
+    assert (await previous_champion(store)).policy_version == 0
+    assert await champions_of(store, [1, 2, 2, 99_999]) == {1: 0, 2: 1}
+
+
+async def test_the_policies_about_a_window_are_not_all_policies(store: Store) -> None:
+    await ensure_base(store, uri="file:///m", base_model="tiny")
+    await store.pool.execute(
+        "INSERT INTO babylon.policies (policy_version, parent_version, kind, uri, base_model,"
+        " window_id) SELECT number, 0, 'lora', 'file:///n', 'tiny', 'w' || number / 3"
+        " FROM generate_series(1, 8) AS number"
+    )
+    assert [*await policies_about(store, "w1")] == [3, 4, 5]
+    assert [*await policies_about(store, "w1", [7, 0, 99])] == [0, 3, 4, 5, 7]
