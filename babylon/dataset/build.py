@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -21,7 +22,7 @@ from babylon.dataset.secret_rules import HEX_KEY
 from babylon.dataset.table_file import TableName, write_table
 from babylon.dataset.trajectories import Consent, Selection, trajectory_rows
 from babylon.store import Store
-from babylon.store.published import read_withheld
+from babylon.store.published import read_withheld, writing
 from babylon.store.windows import list_windows
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,18 @@ async def build_tables(
 ) -> dict[str, Published]:
     """Write a window's file of each table → table and file.
 
+    What was taken down since ``selection`` was made is left out too.
+
     Raises:
         ArtifactError: the window's scored rows are gone.
     """
+    async with writing(store) as withheld:
+        return await _build(store, home, scored, replace(selection, withheld=withheld))
+
+
+async def _build(
+    store: Store, home: Home, scored: Scored, selection: Selection
+) -> dict[str, Published]:
     window_id = scored.claim.window_id
     scores = await read_scores(store, window_id)
     measured = await performance_rows(store, home, scored, selection)

@@ -40,6 +40,7 @@ from babylon.store.published import (
     publishing,
     read_withheld,
     record_published,
+    wait_for_writers,
     was_trained,
     withhold,
     withhold_plays,
@@ -165,6 +166,10 @@ async def _erase(
         raise NothingToEraseError(
             f"no {kind} {name!r} was recorded or published: see the names in `babylon windows show`"
         )
+    if apply:
+        await withhold(store, kind, name, reason)  # a name that only a file tells
+        await withhold_plays(store, sorted(trajectories), reason)
+        await wait_for_writers(store)  # of files that may still hold it
     elsewhere = await other_repositories(
         store, publish.repository or "", [*agents], [*trajectories, *({name} - agents)]
     )
@@ -192,8 +197,6 @@ async def _erase(
     )
     if not apply:
         return found
-    await withhold(store, kind, name, reason)  # a name that only a file tells
-    await withhold_plays(store, sorted(trajectories), reason)
     damaged += await asyncio.to_thread(_rewrite_unpublished, home.datasets, unpublished)
     found = replace(found, applied=True, damaged=tuple(damaged))
     others = [file for file in published if file.revision and file not in held]

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass, fields
 
-from babylon.store.connection import Store
+from babylon.store.connection import Store, unlimited
 
 _KEY = 0x7075_626C_6973  # "publis"
+_FILES_KEY = 0x7772_6974_6573  # "writes"
 _LONGEST_S = 3600.0  # an upload may take that long
 
 
@@ -116,9 +117,27 @@ async def forget_begun(store: Store, files: Sequence[PublishedFile]) -> None:
 @asynccontextmanager
 async def publishing(store: Store) -> AsyncIterator[None]:
     """Hold the lock of the published dataset; commits and take-downs wait for each other."""
-    async with store.pool.acquire() as connection, connection.transaction():
-        await connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", _KEY, timeout=_LONGEST_S)
+    async with _locked(store, "pg_advisory_xact_lock", _KEY):
+        yield
+
+
+@asynccontextmanager
+async def writing(store: Store) -> AsyncIterator[Withheld]:
+    """Let take-downs wait for the files of a window → what the files must leave out."""
+    async with _locked(store, "pg_advisory_xact_lock_shared", _FILES_KEY):
+        yield await read_withheld(store)
+
+
+async def wait_for_writers(store: Store) -> None:
+    """Wait for the files in the making: they may hold what was just taken down."""
+    async with _locked(store, "pg_advisory_xact_lock", _FILES_KEY):
+        pass
+
+
+@asynccontextmanager
+async def _locked(store: Store, function: str, key: int) -> AsyncIterator[None]:
+    async with unlimited(store) as connection:
+        await connection.execute(f"SELECT {function}($1)", key, timeout=_LONGEST_S)
         yield
 
 

@@ -32,6 +32,7 @@ from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
 from babylon.dataset.build import build_tables, build_windows, selection_of, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
+from babylon.dataset.performance import performance_rows
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
 from babylon.dataset.schema import SCHEMAS
@@ -736,6 +737,35 @@ async def test_a_take_down_waits_for_a_commit_in_the_making(
     await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
     assert await run == ["2025-11-15"]
     assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "bo"]
+
+
+async def test_a_take_down_waits_for_files_in_the_making(
+    store: Store, publisher: Settings, hub: HubState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of before would write the play back, and exports read the local files."""
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
+    before = await selection_of(store, publisher.publish)
+    await build_windows(store, publisher.home, before)
+    real, begun = performance_rows, asyncio.Event()
+
+    async def slow(*arguments: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(0.5)
+        return await real(*arguments)
+
+    monkeypatch.setattr("babylon.dataset.build.performance_rows", slow)
+    run = asyncio.create_task(build_windows(store, publisher.home, before))
+    await begun.wait()
+    await erase(store, publisher.home, publisher.publish, "agent", "ann", apply=True)
+    assert local_agents(publisher) == ["bo"]
+    await run
+    await build_windows(store, publisher.home, before)  # made before the take-down
+    assert local_agents(publisher) == ["bo"]
+
+
+def local_agents(publisher: Settings) -> list[str]:
+    (table,) = (publisher.home.datasets / "trajectories").rglob("*.parquet")
+    return pl.read_parquet(table)["agent_id"].to_list()
 
 
 async def test_a_damaged_window_holds_up_no_other(
