@@ -17,7 +17,14 @@ from babylon.dataset.secret_rules import Rule, rules
 
 _BREAK = "\n\x1e\n"  # between texts, so that no rule matches across two of them
 _ESCAPES = (("\\n", "  "), ("\\r", "  "), ("\\t", "  "), ('\\"', ' "'))
-_CODED = re2.compile(r"\\u00[2-7][0-9a-fA-F]")
+_CODED = re2.compile(
+    r"\\u(?:00[2-7][0-9a-fA-F]|00[aA][dD]|20[0-6][0-9a-fA-F]|[fF][eE](?:6[bB]|[fF][fF])"
+    r"|[fF][fF][0-5][0-9a-fA-F])"
+)
+# Characters that show as a letter, digit or sign of ASCII, or not at all.
+_WIDE = {0xFEE0 + code: chr(code) for code in range(0x21, 0x7F)} | {0xFE6B: "@"}
+_INVISIBLE = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
+_SHOWN = {chr(code): shown for code, shown in (_WIDE | dict.fromkeys(_INVISIBLE, "")).items()}
 ESCAPED = "ESCAPED"
 NESTED = "NESTED"
 _JSON_COLUMNS = ("_json", "arguments")
@@ -68,24 +75,27 @@ def _plain(text: str) -> str:
 def found(texts: Iterable[str]) -> frozenset[str]:
     """Return the names of the rules that find something in any of the texts."""
     joined = _BREAK.join(texts)
-    names = {name for _, _, name in _search().spans(joined)}
-    if "\\u00" in joined and _hidden(joined):
+    spans = _search().spans(joined)
+    names = {name for _, _, name in spans}
+    if _hidden(joined, len(spans)):
         names.add(ESCAPED)
     return frozenset(names)
 
 
-def _hidden(text: str) -> bool:
-    """True if decoding the escapes of letters (``\\u0040`` is @) reveals a secret."""
-    if not _CODED.search(text):
-        return False
-    shown = _CODED.sub(lambda match: chr(int(match.group()[2:], 16)), text)
-    return bool(_search().spans(shown))
+def _hidden(text: str, known: int = 0) -> bool:
+    """Return True if more secrets than ``known`` show once escapes of characters (``\\u0040`` is @)
+    are decoded, wide characters (＠) are narrow, and invisible ones are left out."""
+    shown = (
+        _CODED.sub(lambda match: chr(int(match.group()[2:], 16)), text) if "\\u" in text else text
+    )
+    if not shown.isascii():
+        for letter in _SHOWN.keys() & set(shown):
+            shown = shown.replace(letter, _SHOWN[letter])
+    return shown != text and len(_search().spans(shown)) > known
 
 
 def scrub(text: str) -> str:
-    """Return the text with every finding replaced by ``[RULE]``."""
-    if "\\u00" in text and _hidden(text):
-        return f"[{ESCAPED}]"
+    """Return the text with every finding replaced by ``[RULE]``; ``[ESCAPED]`` if one is hidden."""
     spans = sorted(_search().spans(text))
     parts: list[str] = []
     end = 0
@@ -93,7 +103,8 @@ def scrub(text: str) -> str:
         if start >= end:
             parts += [text[end:start], f"[{name}]"]
         end = max(end, stop)
-    return "".join((*parts, text[end:])) if spans else text
+    clean = "".join((*parts, text[end:])) if spans else text
+    return f"[{ESCAPED}]" if _hidden(clean) else clean
 
 
 def texts_of(value: Any) -> Iterator[str]:

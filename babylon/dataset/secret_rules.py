@@ -113,6 +113,12 @@ OWN = (
     Rule("API_KEY", r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{4,}(?:\.[A-Za-z0-9_\-]*)?"),
     Rule("PHONE", r"\+\d[\d ().\-]{7,18}\d", _is_phone),
     Rule("PHONE", r"\(\d{3}\) ?\d{3}[-. ]\d{4}\b|\b\d{3}[-. ]\d{3}[-. ]\d{4}\b", _is_phone),
+    # Digits alone may be an amount or a time; as a number of JSON they have no sign of a telephone.
+    Rule(
+        "PHONE",
+        r"(?i)(?:phone|mobile|whatsapp)(?:[ _-]?(?:number|no))?[\\'\"\s]*[:=]+[\\'\"\s]*"
+        r"\+?\d{9,15}\b",
+    ),
     Rule("IP", r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _is_address),
     Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4}", _is_address),
     Rule("HIGH_ENTROPY", r"[A-Za-z0-9+/_\-]{40,}={0,2}", _is_random),

@@ -124,6 +124,42 @@ def test_escapes_hide_nothing() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mail bob＠example.com",
+        "mail ｂｏｂ＠ｅｘａｍｐｌｅ．ｃｏｍ",
+        "mail bob\u200b@exam\u2060ple.com",
+        "key sk-\u200bproj-abc\u00addefgh1234567890XYZ",
+        "call ＋44 20 7946 0123",
+        "mail bob\\uff20example.com",
+        "mail bob\\u200b@example\\uFEFF.com",
+    ],
+)  # fmt: skip
+def test_wide_and_invisible_characters_hide_nothing(text: str) -> None:
+    assert found([text]) == {"ESCAPED"} and scrub(text) == "[ESCAPED]"
+    assert cleaned({"result_json": msgspec.json.encode([text]).decode()}) == {
+        "result_json": '["[ESCAPED]"]'
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["👩\u200d👩\u200d👧 won", "上がる！　＠渋谷で、３月１２日", "soft\u00adhyphen"]
+)  # fmt: skip
+def test_wide_and_invisible_characters_of_prose_stay(text: str) -> None:
+    assert found([text]) == frozenset() and scrub(text) == text
+    assert found([f"{text} bob@example.com"]) == {"EMAIL"}
+    assert scrub(f"{text} bob@example.com") == f"{text} [EMAIL]"
+
+
+def test_a_number_that_is_named_a_telephone_is_one() -> None:
+    assert scrub("phone number: 4155550123, amount: 4155550123") == "[PHONE], amount: 4155550123"
+    for document in ({"userPhone": 4155550123}, {"mobile_no": "4155550123"}):
+        clean = cleaned({"parameters_json": msgspec.json.encode(document).decode()})
+        assert "4155550123" not in msgspec.json.decode(clean["parameters_json"])
+        assert "4155550123" not in clean["parameters_json"]
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
