@@ -245,10 +245,10 @@ async def _seats(store: Store, home: Home, trajectory_id: str) -> tuple[set[str]
         return windows, {(row["scenario_id"], row["agent_id"]) for row in rows}
     seats = Seats()
     for window in await list_windows(store):
-        if window.window_id in windows and window.scored:
-            artifact = window.scored.artifact
+        parts = window.scored and (window.scored.artifact, window.scored.held_out)
+        for part in filter(None, parts or ()) if window.window_id in windows else ():
             try:
-                seats |= await asyncio.to_thread(_seats_in, home, artifact, trajectory_id)
+                seats |= await asyncio.to_thread(_seats_in, home, part, trajectory_id)
             except ArtifactError as error:  # files that hold its own row tell its seat
                 log.warning("who shared a market with %s is not known: %s", trajectory_id, error)
     return windows, seats

@@ -19,7 +19,7 @@ from babylon.core.artifacts import iter_artifact
 from babylon.core.game_rows import players_of
 from babylon.core.home import Home
 from babylon.core.trajectories import Call
-from babylon.core.types import Scored
+from babylon.core.types import Artifact, Scored
 from babylon.dataset.messages import call_column
 from babylon.dataset.scores import ScoreColumns
 from babylon.dataset.scrub import ScrubError, cleaned, found, texts_of
@@ -109,13 +109,10 @@ def trajectory_rows(
     steps = msgspec.json.Decoder(list[PublishedStep])
     rewards = msgspec.json.Decoder(list[StepReward])
     knowledge = msgspec.json.Decoder(_Knowledge)
-    absent = {
-        (row["scenario_id"], row["agent_id"])
-        for frame in iter_artifact(home, scored.artifact, _IDS)
-        for row in frame.iter_rows(named=True)
-        if not selection.takes(row["agent_id"], row["trajectory_id"])
-    }
+    absent = _absent(home, scored.artifact, selection)
     compared = {scenario for scenario, _ in absent}
+    if scored.held_out and selection.withheld.trajectories:  # not judged, but others saw it
+        absent |= _absent(home, scored.held_out, selection)
     for frame in iter_artifact(home, scored.artifact, _COLUMNS):
         portion = []
         for row in frame.iter_rows(named=True):
@@ -154,6 +151,16 @@ def trajectory_rows(
             except ScrubError as error:
                 log.error("%s", error)
         yield portion
+
+
+def _absent(home: Home, artifact: Artifact, selection: Selection) -> set[tuple[str, str]]:
+    """Return scenario and agent of the plays that are not taken."""
+    return {
+        (row["scenario_id"], row["agent_id"])
+        for frame in iter_artifact(home, artifact, _IDS)
+        for row in frame.iter_rows(named=True)
+        if not selection.takes(row["agent_id"], row["trajectory_id"])
+    }
 
 
 def _shown(call: Call, selection: Selection) -> Call:

@@ -75,9 +75,11 @@ async def list_scores(store: Store, window_id: str) -> list[ScoredRow]:
 
 
 async def windows_of_play(store: Store, trajectory_id: str) -> set[str]:
-    """Return the windows in which the trajectory was scored."""
+    """Return the windows that collected the trajectory, also if it was rejected or thinned out."""
     rows = await store.pool.fetch(
-        "SELECT window_id FROM babylon.scores WHERE trajectory_id = $1", trajectory_id
+        "SELECT window_id FROM babylon.scores WHERE trajectory_id = $1"
+        " UNION SELECT window_id FROM babylon.collected WHERE trajectory_id = $1",
+        trajectory_id,
     )
     return {row["window_id"] for row in rows}
 

@@ -39,6 +39,7 @@ from babylon.dataset.schema import SCHEMAS
 from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
 from babylon.store import Store
+from babylon.store.late import store_collected
 from babylon.store.lineage import trained_into
 from babylon.store.published import PublishedFile, list_published, read_withheld, was_trained
 from babylon.store.windows import claim_window, set_state
@@ -89,6 +90,7 @@ async def finish(
     window_id: str,
     rows: list[dict[str, object]],
     scores: list[float] | None = None,
+    held_out: list[dict[str, object]] | None = None,
 ) -> None:
     """A window that was scored and trained, with these rows."""
     claim = await claim_window(store, parse_window_id(window_id), owner="test", lease_s=60)
@@ -97,7 +99,13 @@ async def finish(
     scored = Scored(
         claim=claim, artifact=artifact, eligible=len(rows), agents=len(rows), scorer="heuristic",
         avg_reward=0.5,
+        held_out=held_out and write_artifact(
+            settings.home, pl.DataFrame(held_out), window_id=window_id, stage="held-out"
+        ),
     )  # fmt: skip
+    await store_collected(
+        store, claim, pl.Series([str(row["trajectory_id"]) for row in [*rows, *(held_out or ())]])
+    )
     for row in rows:
         await store.pool.execute(
             "INSERT INTO babylon.scores (window_id, trajectory_id, scorer, score)"
@@ -474,6 +482,21 @@ async def test_play_that_saw_a_trajectory_goes_too_if_a_secret_kept_out_its_own_
     (table,) = (publisher.home.datasets / "trajectories").rglob("*.parquet")
     assert pl.read_parquet(table)["agent_id"].to_list() == ["cy"]
     assert not published or read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+
+
+@pytest.mark.parametrize("published", [True, False])
+async def test_play_that_saw_a_trajectory_goes_too_if_that_was_thinned_out(
+    store: Store, publisher: Settings, hub: HubState, published: bool
+) -> None:
+    rows = [shared(WINDOW, "bo"), played(WINDOW, "cy")]
+    await finish(store, publisher, WINDOW, rows, held_out=[shared(WINDOW, "ann")])
+    if published:
+        await push(store, publisher)
+        assert read(hub, "trajectories")["agent_id"].to_list() == ["bo", "cy"]
+    await erase(store, publisher.home, publisher.publish, "trajectory", f"{WINDOW}-ann", apply=True)
+    assert not published or read(hub, "trajectories")["agent_id"].to_list() == ["cy"]
+    await build_windows(store, publisher.home, await selection_of(store, publisher.publish))
+    assert local_agents(publisher) == ["cy"]
 
 
 async def test_play_that_shows_what_another_agent_wrote_needs_the_consent_of_both(
