@@ -245,8 +245,8 @@ async def _seats(store: Store, home: Home, trajectory_id: str) -> tuple[set[str]
         return windows, {(row["scenario_id"], row["agent_id"]) for row in rows}
     seats = Seats()
     for window in await list_windows(store):
-        parts = window.scored and (window.scored.artifact, window.scored.held_out)
-        for part in filter(None, parts or ()) if window.window_id in windows else ():
+        scored = window.scored if window.window_id in windows else None
+        for part in filter(None, (scored.artifact, scored.held_out) if scored else ()):
             try:
                 seats |= await asyncio.to_thread(_seats_in, home, part, trajectory_id)
             except ArtifactError as error:  # files that hold its own row tell its seat

@@ -99,9 +99,9 @@ async def finish(
     scored = Scored(
         claim=claim, artifact=artifact, eligible=len(rows), agents=len(rows), scorer="heuristic",
         avg_reward=0.5,
-        held_out=held_out and write_artifact(
+        held_out=write_artifact(
             settings.home, pl.DataFrame(held_out), window_id=window_id, stage="held-out"
-        ),
+        ) if held_out else None,
     )  # fmt: skip
     await store_collected(
         store, claim, pl.Series([str(row["trajectory_id"]) for row in [*rows, *(held_out or ())]])
