@@ -18,13 +18,22 @@ _Turn = asyncio.Future[bool]  # True: a slot; False: sent away, because the queu
 
 
 class _Slots:
-    """The slots of one version, and the calls that wait for them: by key, in the order of turns."""
+    """The slots of one version, and the calls that wait for them: by key, in the order of turns.
+
+    ``most``: number of slots, which changes when an engine comes or goes.
+    """
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.taken = self.most = 0
         self.waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
 
-    def next(self) -> _Turn | None:
+    def hand_out(self) -> None:
+        """Give the free slots to the calls that wait for them."""
+        while self.taken < self.most and (turn := self._next()):
+            self.taken += 1
+            turn.set_result(True)
+
+    def _next(self) -> _Turn | None:
         """Take the call whose turn it is out of the queue; its key's other calls go behind."""
         while self.waiting:
             key, turns = self.waiting.popitem(last=False)
@@ -72,10 +81,12 @@ class CallLimits:
         slots = self._slots.get(name)
         if slots is None:
             slots = self._slots[name] = _Slots()
-        return _Place(self, slots, key, min(self._concurrency, engine_slots or self._concurrency))
+        slots.most = min(self._concurrency, engine_slots or self._concurrency)
+        slots.hand_out()  # those of an engine that came meanwhile
+        return _Place(self, slots, key)
 
     async def _queued(self, slots: _Slots, key: str) -> None:
-        """Wait for a turn. The slot of the call that ended is handed over and stays taken."""
+        """Wait for a turn, which takes a slot."""
         if self.waiting >= self._queue:
             self._make_room(key)
         turn: _Turn = asyncio.get_running_loop().create_future()
@@ -113,22 +124,20 @@ class CallLimits:
         return RequestError(503, f"{self._queue} calls are waiting: try again", code="busy")
 
     def _free(self, slots: _Slots) -> None:
-        if turn := slots.next():
-            turn.set_result(True)
-        else:
-            slots.taken -= 1
+        slots.taken -= 1
+        slots.hand_out()
 
 
 class _Place:
     """One call's slot. A class, because a generator's context costs a call without waiting more."""
 
-    __slots__ = ("_key", "_limits", "_most", "_slots")
+    __slots__ = ("_key", "_limits", "_slots")
 
-    def __init__(self, limits: CallLimits, slots: _Slots, key: str, most: int) -> None:
-        self._limits, self._slots, self._key, self._most = limits, slots, key, most
+    def __init__(self, limits: CallLimits, slots: _Slots, key: str) -> None:
+        self._limits, self._slots, self._key = limits, slots, key
 
     async def __aenter__(self) -> None:
-        if self._slots.taken < self._most:
+        if self._slots.taken < self._slots.most:
             self._slots.taken += 1
         else:
             await self._limits._queued(self._slots, self._key)

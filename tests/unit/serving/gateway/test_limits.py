@@ -88,6 +88,38 @@ async def test_the_engines_own_number_of_slots_counts_if_it_is_smaller() -> None
     await waiting
 
 
+async def test_slots_of_a_new_engine_go_to_the_calls_that_wait_the_longest() -> None:
+    limits, order, leave = CallLimits(9, 9, NO_KEYS), list[int](), asyncio.Event()
+
+    async def call(number: int, engine_slots: int) -> None:
+        async with limits.for_version("v1", "k", engine_slots):
+            order.append(number)
+            await leave.wait()
+
+    calls = [asyncio.create_task(call(number, 1)) for number in range(3)]
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(call(3, 2)))
+    await asyncio.sleep(0.01)
+    assert (order, limits.waiting) == ([0, 1], 2)
+    leave.set()
+    await asyncio.gather(*calls)
+    assert order == [0, 1, 2, 3]
+
+
+async def test_slots_of_an_engine_that_left_are_given_to_nobody() -> None:
+    limits = CallLimits(9, 9, NO_KEYS)
+    first, second = (limits.for_version("v1", "k", 2) for _ in range(2))
+    await first.__aenter__()
+    await second.__aenter__()
+    waiting = asyncio.create_task(limits.for_version("v1", "k", 1).__aenter__())
+    await asyncio.sleep(0)
+    await first.__aexit__(None, None, None)
+    await asyncio.sleep(0)
+    assert limits.waiting == 1
+    await second.__aexit__(None, None, None)
+    await waiting
+
+
 async def served(arrivals: list[str], slots: int) -> list[str]:
     """The keys in the order in which their calls get a slot; one call ends after the other."""
     limits, order, running = CallLimits(slots, len(arrivals), NO_KEYS), [], list[asyncio.Event]()
