@@ -325,7 +325,7 @@ def _wait_s(headers: httpx.Headers) -> float | None:
         pass
     try:
         moment = parsedate_to_datetime(given)
-    except ValueError:
+    except (ValueError, OverflowError):  # a year of twenty digits fits into no integer of C's
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return max((moment - datetime.now(UTC)).total_seconds(), 0.0)

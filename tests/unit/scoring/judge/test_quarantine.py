@@ -298,3 +298,19 @@ async def test_a_refusal_whose_body_is_no_text_can_be_stored():
     ):
         with pytest.raises(RequestRefusedError, match="bad gateway"):  # Postgres takes no NUL
             await client.ask([{"role": "user", "content": "?"}], SCHEMAS["one"], max_tokens=9)
+
+
+@pytest.mark.parametrize("wait", ["Fri, 31 Dec 99999999999999999999 23:59:59 GMT", "nan", "-inf"])
+async def test_a_wait_that_no_clock_knows_is_none(wait):
+    async def refuse(request):
+        return web.Response(status=429, headers={"Retry-After": wait})
+
+    app = web.Application()
+    app.router.add_post("/chat/completions", refuse)
+    async with (
+        TestServer(app) as server,
+        JudgeClient(model="m", base_url=str(server.make_url("/"))) as client,
+    ):
+        with pytest.raises(RetryLaterError) as failure:
+            await client.ask([{"role": "user", "content": "?"}], SCHEMAS["one"], max_tokens=9)
+    assert failure.value.limited and failure.value.after_s is None
