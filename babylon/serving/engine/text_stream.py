@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\ufffd"  # decoded from the first bytes of a character
+_BYTES = 4  # of a character, at most, and so tokens
 
 
 class TextStream:
@@ -42,8 +43,19 @@ class TextStream:
         known = self._decode(self._ids[self._start : self._read])
         text = self._decode(self._ids[self._start :])
         if complete or not text.endswith(_INCOMPLETE):
-            self._text += text[len(known) :]
-            self._start, self._read = self._read, len(self._ids)
+            self._accept(known, text, len(self._ids))
+            return
+        # No later token changes what ends this far back. A place inside a character is none.
+        latest = len(self._ids) - _BYTES
+        for end in range(latest, max(latest - _BYTES, self._read), -1):
+            part = self._decode(self._ids[self._start : end])
+            if part + self._decode(self._ids[end:]) == text:
+                self._accept(known, part, end)
+                return
+
+    def _accept(self, known: str, text: str, end: int) -> None:
+        self._text += text[len(known) :]
+        self._start, self._read = self._read, end
 
     def _cut(self) -> bool:
         found = [at for stop in self._stops if (at := self._text.find(stop, self._sent)) >= 0]

@@ -33,9 +33,26 @@ def test_a_character_comes_whole_with_its_last_byte() -> None:
 
 def test_bytes_that_are_no_character_add_up_to_the_text_of_the_whole() -> None:
     generator = random.Random(0)
-    for _ in range(200):
-        ids = [generator.randrange(259) for _ in range(30)]
+    few = TOKENIZER.encode("aé€🙂")  # which make longer runs
+    for of_any in range(500):
+        ids = generator.choices(range(259) if of_any % 10 == 0 else few, k=30)
         assert "".join(pieces(ids)[0]) == decode(ids)
+
+
+def test_a_run_of_broken_characters_is_decoded_a_few_tokens_at_a_time() -> None:
+    most = 0
+
+    def decode_counted(ids: list[int]) -> str:
+        nonlocal most
+        most = max(most, len(ids))
+        return decode(ids)
+
+    half = TOKENIZER.encode("🙂")[:2]  # a policy may repeat it until its limit
+    stream = TextStream(decode_counted)
+    given = [stream.push([token])[0] for token in half * 100]
+    given += stream.push(TOKENIZER.encode("🙂"), last=True)[0]
+    assert "".join(given) == "\ufffd" * 100 + "🙂" == decode(half * 100 + TOKENIZER.encode("🙂"))
+    assert most < 20
 
 
 def test_an_answer_cut_inside_a_character_ends_with_the_replacement() -> None:
