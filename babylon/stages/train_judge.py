@@ -71,7 +71,8 @@ class OutcomeWindow:
 class JudgeTraining:
     """Options: share of windows that come later, passes of SFT, rounds of GRPO, answers each.
 
-    ``weights``: form of an adapter, and precision of the weights below it.
+    ``weights``: form of an adapter, and precision of the weights below it. ``timeout_s``: limit of
+    each answer about the later windows; the engine of this machine may be slow.
     """
 
     later: float = 0.3
@@ -82,6 +83,7 @@ class JudgeTraining:
     batch_size: int = 4
     tuning: Tuning = "full"
     weights: TuningOptions = DEFAULT_OPTIONS
+    timeout_s: float = 1800.0
     seed: int = 0
 
     @property
@@ -306,13 +308,18 @@ async def judged_by(
     windows: Sequence[OutcomeWindow],
     config: JudgeConfig,
     log_file: Path,
+    timeout_s: float,
 ) -> list[JudgedGroup]:
     """Serve a checkpoint with the embedded engine, and return its opinions of the windows."""
     groups: list[JudgedGroup] = []
     async with local_judge(path, log_file) as local:
         own = fitting(config, path, local.context_tokens)
         async with JudgeClient(
-            model=MODEL, base_url=local.base_url, name=local.name, temperature=TEMPERATURE
+            model=MODEL,
+            base_url=local.base_url,
+            name=local.name,
+            temperature=TEMPERATURE,
+            timeout_s=timeout_s,
         ) as client:
             for window in windows:
                 found = await judge_window(
@@ -381,7 +388,7 @@ async def train_and_compare(
     )
     # Nothing of the later windows was read until here.
     contenders: dict[str, Sequence[JudgedGroup]] = {
-        "trained": await judged_by(target, late, config, log_file)
+        "trained": await judged_by(target, late, config, log_file, options.timeout_s)
     }
     for judge, own in (served or {}).items():
         known = [group for window in late for group in own.get(window.window_id, ())]

@@ -60,7 +60,7 @@ async def train_own_judge(
         config,
         # An answer has no steps that could be credited.
         replace(trainer_config(training, options.seed), credit="trajectory"),
-        replace(options, weights=tuning_options(training)),
+        replace(options, weights=tuning_options(training), timeout_s=judge.timeout_s),
         home.logs / "judge.log",
         served,
         progress,

@@ -1,18 +1,21 @@
 """Training a judge: lessons from earlier windows, rewards of answers, and a tiny model."""
 
 import json
+from contextlib import asynccontextmanager
 
 import pytest
 import torch
 
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import ScoringError, TrainingError, WindowNotReadyError
 from babylon.policies.load import _full
+from babylon.scoring.judge.judge_client import LocalJudge
 from babylon.scoring.judge.judgment import GroundTruth, JudgeConfig, Rubric, fitting
 from babylon.scoring.judge.prompt import parse_reply
 from babylon.stages.train_judge import (
     JudgeTraining,
     OutcomeWindow,
     compare,
+    judged_by,
     lessons,
     prepare,
     reward,
@@ -22,7 +25,8 @@ from babylon.stages.train_judge import (
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.trainable import TuningOptions
 from benchmarks.judge_train import outcome_window
-from tests.judged import judged, step
+from benchmarks.loopback_judge import LoopbackJudge, Mind
+from tests.judged import SCALE, judged, step
 from tests.tiny_policy import tiny_model, tiny_tokenizer
 
 CONFIG = JudgeConfig(
@@ -141,3 +145,17 @@ def test_a_judge_above_a_base_in_16_bits_is_trained_and_answers_there(tmp_path, 
     # SFT, the update, and the answers before and after it
     assert len(kinds) >= 3 and all(kind == {torch.bfloat16} for kind in kinds)
     assert json.loads((target / "adapter_config.json").read_text())["r"] == 2
+
+
+async def test_a_judge_of_this_machine_has_its_own_time_for_an_answer(tmp_path, monkeypatch):
+    @asynccontextmanager
+    async def slow(path, log_file):
+        async with LoopbackJudge(Mind(scale=SCALE, delay_s=0.3)) as judge:
+            yield LocalJudge(base_url=judge.base_url, name="mine", context_tokens=4096)
+
+    monkeypatch.setattr("babylon.stages.train_judge.local_judge", slow)
+    monkeypatch.setattr("babylon.scoring.judge.cached_judge._BACKOFF_S", 0.0)
+    groups = await judged_by(tmp_path, WINDOWS[:1], CONFIG, tmp_path / "log", 30.0)
+    assert [len(one.opinions) for one in groups] == [2]
+    with pytest.raises(ScoringError, match="timed out"):
+        await judged_by(tmp_path, WINDOWS[:1], CONFIG, tmp_path / "log", 0.05)
