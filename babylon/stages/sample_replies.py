@@ -22,7 +22,6 @@ from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.evaluation.preferences.play_on import value_replies
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.policies.checkpoint_files import context_of
-from babylon.scoring.judge.judge_replies import judge_replies
 from babylon.store.connection import Store
 from babylon.store.replies import read_replies, store_replies
 from babylon.store.windows import get_window
@@ -61,6 +60,8 @@ async def replies_for(
     found = await _sampled(work, points)
     texts = [[one.text for one in replies] for replies in found]
     if preferences.values == "judge":
+        from babylon.scoring.judge.judge_replies import judge_replies  # imports openai, for 1 s
+
         values = await judge_replies(store, judge, scored, points, texts)
     else:
         values = await _simulated(store, claim.window_id, points, texts)

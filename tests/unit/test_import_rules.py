@@ -165,3 +165,8 @@ def test_no_process_that_we_start_imports_files_of_the_working_directory() -> No
     starts = re.compile(r"sys\.executable\)?[,(]\s*\"-[cm]\"")
     files = [path for path in python_files(ROOT, *PRODUCT) if starts.search(path.read_text())]
     assert files == []
+
+
+def test_a_flow_imports_no_client_of_a_judge() -> None:
+    """Every stage starts processes that import the flows. openai takes a second to import."""
+    assert "openai" not in imported_with("babylon.flows.train_window")
