@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import openai
@@ -117,11 +119,29 @@ async def test_an_engine_that_answers_nobody_is_taken_out_and_back(
                 reply = await client.chat.completions.create(**BODY, stream=True)
                 _ = [chunk async for chunk in reply]
         assert (await _until_state(gateway, "down"))["status"] == "unavailable"
-        with pytest.raises(openai.InternalServerError, match="does not answer"):
+        with pytest.raises(openai.InternalServerError, match="does not answer") as told:
             await client.chat.completions.create(**BODY)
+        assert "127.0.0.1" not in str(told.value)
         engine.wedged = False
         await _until_state(gateway, "serving")
         await client.chat.completions.create(**BODY)
+
+
+async def test_the_address_of_an_engine_is_for_the_log(
+    gateway: Canned, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(url: str, *_: object, **__: object) -> None:
+        raise ConnectionRefusedError("10.0.0.7:8001 refused the connection")
+
+    monkeypatch.setattr(engine_client.EngineConnections, "ask", AsyncMock(side_effect=refused))
+    for path in ("/v1/chat/completions", "/tokenize"):
+        async with gateway.client() as client:
+            with pytest.raises(openai.InternalServerError, match="does not answer") as told:
+                await client.with_options(base_url=gateway.url).post(
+                    path, body=BODY, cast_to=object
+                )
+        assert told.value.status_code == 503 and not re.search(r":\d", str(told.value))
+    assert "10.0.0.7:8001 refused" in caplog.text
 
 
 class _Quoting(Upstream):

@@ -22,7 +22,7 @@ from babylon.serving.gateway.asgi import (
 )
 from babylon.serving.gateway.auth import KeyRing
 from babylon.serving.gateway.engine_client import EngineDownError, arriving_bytes
-from babylon.serving.gateway.engine_errors import error_body_of
+from babylon.serving.gateway.engine_errors import error_body_of, unanswered
 from babylon.serving.gateway.engine_pool import EnginePool
 from babylon.serving.gateway.event_stream import StreamCut, decoded, noted, relay
 from babylon.serving.gateway.exchange import Dialect, Exchange
@@ -141,7 +141,7 @@ class CallHandler:
             except EngineDownError as error:
                 self.table.readiness.call_failed(exchange.assigned.target.name, str(error))
                 self.loader.look()
-                raise RequestError(503, str(error), code="unavailable") from error
+                raise unanswered(error) from error
             async with upstream:
                 if upstream.status != 200:
                     body = await error_body_of(upstream, name, self.loader)

@@ -1,8 +1,18 @@
 """Errors of engines, as clients see them."""
 
+import logging
+
 from babylon.serving.gateway.engine_connections import EngineResponse
 from babylon.serving.gateway.loader import PolicyLoader
 from babylon.serving.openai_wire import RequestError
+
+log = logging.getLogger(__name__)
+
+
+def unanswered(error: Exception) -> RequestError:
+    """Return the error of a call that no engine answered. Its addresses are for the log."""
+    log.warning("a call was not answered: %s", error)
+    return RequestError(503, "the engine does not answer: try again", code="unavailable")
 
 
 async def error_body_of(upstream: EngineResponse, name: str, loader: PolicyLoader) -> bytes:

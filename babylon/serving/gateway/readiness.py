@@ -73,11 +73,11 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class Readiness:
-    """The state, and the reason for it."""
+    """The state, and the reason for it. ``told`` is the reason without addresses and paths."""
 
     def __init__(self) -> None:
         self.state = State.STARTING
-        self.reason = "the gateway is starting"
+        self.reason = self.told = "the gateway is starting"
         self.answered = 0  # calls
         self._failures: dict[str, deque[float]] = {}
 
@@ -89,15 +89,16 @@ class Readiness:
     def note(self, event: Event, reason: str = "") -> None:
         """Change the state as the event demands; an event that it does not know changes nothing."""
         state = TRANSITIONS[self.state].get(event)
+        told = reason if event is Event.NO_ROUTE else f"{event}: try again in a moment"
         if state is None:
             if reason and self.state not in SERVES:
-                self._explain(reason)
+                self._explain(reason, told)
             return
         if state is State.SERVING:
             self._failures.clear()
             log.info("serving")
         self.state, before = state, self.state
-        self._explain(reason or event, changed=before is not state)
+        self._explain(reason or event, told, changed=before is not state)
 
     def call_ended(self, policy: str, status: int | None) -> None:
         """Note a call that the engine answered, be it with a refusal."""
@@ -116,7 +117,7 @@ class Readiness:
         if len(failures) == FAILURES and now - failures[0] <= WINDOW_S:
             self.note(Event.CALLS_FAIL, f"{FAILURES} calls of {policy} failed, the last: {reason}")
 
-    def _explain(self, reason: str, *, changed: bool = False) -> None:
+    def _explain(self, reason: str, told: str, *, changed: bool = False) -> None:
         if self.state is not State.SERVING and (changed or reason != self.reason):
             log.warning("%s: %s", self.state, reason)
-        self.reason = reason
+        self.reason, self.told = reason, told

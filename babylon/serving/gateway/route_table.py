@@ -122,7 +122,7 @@ class RouteTable:
             RequestError: 503, nothing can be served; 404, unknown model.
         """
         if self.readiness.unavailable or self.route is None:
-            raise RequestError(503, self.readiness.reason, code="unavailable")
+            raise RequestError(503, self.readiness.told, code="unavailable")
         assignment = self.route.assign(model, key, pin)
         version = assignment.target.policy_version
         counts = (self.in_flight,) if assignment.arm == PINNED else (self.routed, self.in_flight)

@@ -7,9 +7,9 @@ import msgspec
 from babylon.serving.gateway.asgi import Receive, Response, Scope, read_body
 from babylon.serving.gateway.calls import CallHandler
 from babylon.serving.gateway.engine_client import EngineDownError
-from babylon.serving.gateway.engine_errors import error_body_of
+from babylon.serving.gateway.engine_errors import error_body_of, unanswered
 from babylon.serving.gateway.exchange import Identity
-from babylon.serving.openai_wire import RequestError, decode_object, for_engine, parse_chat
+from babylon.serving.openai_wire import decode_object, for_engine, parse_chat
 
 LIMIT_S = 60.0
 
@@ -41,5 +41,4 @@ async def tokenize(calls: CallHandler, scope: Scope, receive: Receive, response:
                         body = await upstream.read()
                     await response.whole(body, status=upstream.status)
             except (EngineDownError, OSError) as error:
-                reason = f"the engine did not count the tokens ({error}): try again"
-                raise RequestError(503, reason, code="unavailable") from error
+                raise unanswered(error) from error
