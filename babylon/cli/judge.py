@@ -9,17 +9,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from babylon.cli.options import Json
+from babylon.cli.options import Json, an_id
 from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import ConfigError, WindowError
 from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
+_window = partial(typer.Option, metavar="ID", callback=an_id)
 
 
 @app.command()
 def explain(
-    window: Annotated[str, typer.Option(metavar="ID", help="A window that was scored.")],
+    window: Annotated[str, _window(help="A window that was scored.")],
     agent: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Show one agent: all its reasons, and what the judge saw."),
@@ -70,7 +71,7 @@ def explain(
 @app.command()
 def cost(
     window: Annotated[
-        str | None, typer.Option(metavar="ID", help="Show one window; default: all of the days.")
+        str | None, _window(help="Show one window; default: all of the days.")
     ] = None,
     days: Annotated[
         int | None, typer.Option(min=1, max=3660, metavar="N", help="UTC days; default: 7.")
@@ -112,9 +113,7 @@ def validity(json: Json = False) -> None:
 
 @app.command()
 def pairs(
-    window: Annotated[
-        str | None, typer.Option(metavar="ID", help="A judged window; default: the newest.")
-    ] = None,
+    window: Annotated[str | None, _window(help="A judged window; default: the newest.")] = None,
     person: Annotated[
         str | None, typer.Option(metavar="NAME", help="Who judges; default: the user's name.")
     ] = None,
@@ -188,7 +187,7 @@ def train(
 
 @app.command()
 def again(
-    window: Annotated[str, typer.Option(metavar="ID", help="A window that is done.")],
+    window: Annotated[str, _window(help="A window that is done.")],
     json: Json = False,
 ) -> None:
     """Judge a finished window again, with market outcomes that came late. Nothing is trained: the

@@ -8,6 +8,7 @@ import typer
 from babylon.core.learning_settings import Loss as LossName
 from babylon.core.learning_settings import Trainer as TrainerName
 from babylon.core.settings import MAX_HOURS
+from babylon.core.windows import start_of
 
 
 class Mode(StrEnum):
@@ -112,6 +113,18 @@ Trainer = Annotated[
     TrainerName | None, typer.Option(help="The trainer that computes the update; default torch.")
 ]
 Loss = Annotated[LossName | None, typer.Option(help="The loss; default ppo_clip.")]
+
+
+def an_id(window: str | None) -> str | None:
+    """Refuse what is no window's id. A command would say of it that nobody claimed it."""
+    if window is not None:
+        start_of(window)
+    return window
+
+
+NamedWindow = Annotated[
+    str, typer.Argument(metavar="ID", help="See `babylon windows list`.", callback=an_id)
+]
 
 
 def _written(reason: str) -> str:

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from babylon.cli.options import Json, MinActions, MinAgents, NeededReason, WindowMinutes, given
+from babylon.cli.options import (
+    Json,
+    MinActions,
+    MinAgents,
+    NamedWindow,
+    NeededReason,
+    WindowMinutes,
+    given,
+)
 from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import WindowError
 from babylon.core.settings import MAX_HOURS, Settings
@@ -120,7 +128,7 @@ def check(
 
 @app.command()
 def show(
-    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    window: NamedWindow,
     min_agents: MinAgents = None,
     min_actions: MinActions = None,
     json: Json = False,
@@ -148,7 +156,7 @@ def show(
 
 @app.command()
 def release(
-    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    window: NamedWindow,
     reason: NeededReason = "released by hand",
     json: Json = False,
 ) -> None:
@@ -169,7 +177,7 @@ def release(
 
 @app.command()
 def explain(
-    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    window: NamedWindow,
     json: Json = False,
 ) -> None:
     """Tell the story of a window: who played, what was rejected and why, update, verdict, route."""
@@ -189,7 +197,7 @@ def explain(
 
 @app.command()
 def retry(
-    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    window: NamedWindow,
     json: Json = False,
 ) -> None:
     """Try a failed or skipped window again in the next run."""
@@ -204,7 +212,7 @@ def retry(
 
 @app.command()
 def skip(
-    window: Annotated[str, typer.Argument(metavar="ID", help="See `babylon windows list`.")],
+    window: NamedWindow,
     reason: NeededReason,
     json: Json = False,
 ) -> None:

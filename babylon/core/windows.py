@@ -155,24 +155,33 @@ def check_minutes(minutes: int) -> None:
         )
 
 
+def start_of(window_id: str) -> datetime:
+    """Return the start that an id names, with or without ``+recipe``, of a window of any length.
+
+    Raises:
+        WindowError: the text is not a window id.
+    """
+    name, plus, recipe = window_id.partition("+")
+    if not _ID_PATTERN.fullmatch(name) or (plus and not recipe):
+        raise WindowError(
+            f"window id {window_id!r} is not YYYY-MM-DDTHH:MM (UTC), for example 2025-11-14T09:00"
+        )
+    return _parse_start(name)
+
+
 def parse_window_id(text: str, minutes: int = 60) -> Window:
     """Parse ``2025-11-14T09:00`` or ``2025-11-14T09:00+recipe``.
 
     Raises:
         WindowError: the text is not a window id, or no window of that length starts there.
     """
-    name, plus, recipe = text.partition("+")
-    if not _ID_PATTERN.fullmatch(name) or (plus and not recipe):
-        raise WindowError(
-            f"window id {text!r} is not YYYY-MM-DDTHH:MM (UTC), for example 2025-11-14T09:00"
-        )
-    start = _parse_start(name)
+    start = start_of(text)
     window = window_at(start, minutes)
     if window.start != start:
         raise WindowError(
             f"no {minutes}-minute window starts at {text}: the one around it is {window.id}"
         )
-    return Window(start, minutes, recipe)
+    return Window(start, minutes, text.partition("+")[2])
 
 
 @lru_cache(maxsize=256)  # the rows of a window share few ids
@@ -214,7 +223,7 @@ def _parse_start(text: str) -> datetime:
     try:
         start = datetime.strptime(text, ID_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise WindowError(f"window id {text!r} is not a date and time: {error}") from error
+        raise WindowError(f"window id {text!r} is not a date and time of the calendar") from error
     if not FIRST_YEAR <= start.year <= LAST_YEAR:
         raise WindowError(f"window id {text!r} is not between {FIRST_YEAR} and {LAST_YEAR}")
     return start

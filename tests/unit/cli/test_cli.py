@@ -282,6 +282,32 @@ def test_bad_windows_are_refused(
     assert json.loads(captured.out)["kind"] == kind
 
 
+def test_a_window_of_the_future_is_refused_with_the_present_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = datetime.now(UTC)
+    assert exit_code("train", "--window", "2999-01-01T00:00") == 1
+    found = re.search(r"it is (\S+) now", capsys.readouterr().err)
+    assert found is not None
+    now = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+    assert timedelta(seconds=-1) < now - before < timedelta(hours=1)
+
+
+@pytest.mark.parametrize("group", ["windows", "judge"])
+@pytest.mark.parametrize("window", ["yesterday", "2025-11-14", "2025-13-14T09:00"])
+def test_what_is_no_window_id_is_never_called_an_unknown_window(
+    group: str, window: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = {
+        "windows": [["show"], ["explain"], ["release"], ["retry"], ["skip", "--reason", "x"]],
+        "judge": [[name, "--window"] for name in ("explain", "cost", "pairs", "again")],
+    }[group]
+    for command in commands:
+        assert exit_code(group, *command, window, "--json") == 1
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert error.startswith(f"window id '{window}' is not ")
+
+
 def test_a_page_of_windows_ends_before_a_window_or_a_date(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
