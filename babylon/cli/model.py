@@ -106,7 +106,7 @@ def list_(json: Json = False) -> None:
         marked = [asdict(p) | {"champion": p.policy_version == serving} for p in policies]
         print_json({"policies": marked})
         return
-    columns = ["version", "champion", "parent", "kind", "window", "removed", "promoted", "reason"]
+    columns = ["version", "champion", "parent", "kind", "window", "removed", "passed", "reason"]
     rows = [
         [
             p.policy_version,

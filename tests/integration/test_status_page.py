@@ -161,6 +161,21 @@ async def test_a_reader_sees_play_escaped_and_no_ground_truth_and_no_button(
     assert "<h1>Sign in</h1>" in (await browser.get("/"))[1]
 
 
+async def test_a_gate_that_played_nothing_shows_no_games_and_no_promotion(
+    browser: Browser, store: Store, settings: Settings
+) -> None:
+    await browser.sign_in(local_key(settings.home.root))
+    window, verdict = "/windows/2025-11-14T09:00", {"promote": True, "reason": "a canary decides"}
+    for scenarios in (0, 8):
+        await store.pool.execute(
+            "UPDATE babylon.policies SET verdict = $1 WHERE policy_version = 1",
+            {**verdict, "scenarios": scenarios},
+        )
+        page = (await browser.get(window))[1]
+        assert "Passed the gate: a canary decides" in page and "Promoted" not in page
+        assert ("both played the same" in page) == bool(scenarios)
+
+
 async def test_a_button_changes_the_route_that_it_showed_once(
     browser: Browser, store: Store, settings: Settings
 ) -> None:

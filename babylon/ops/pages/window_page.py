@@ -99,7 +99,11 @@ def _gate(facts: WindowFacts) -> Iterator[str]:
     verdict = facts.policy.verdict if facts.policy else None
     if not verdict:
         return
-    yield from (f"{'Promoted' if verdict['promote'] else 'Not promoted'}: {verdict['reason']}", "")
+    yield from (f"{'Passed' if verdict['promote'] else 'Did not pass'}: {verdict['reason']}", "")
+    if not verdict.get(
+        "scenarios"
+    ):  # nothing was played: a canary decides, or the update's figures
+        return
     rows = [
         (name, figure(verdict.get(f"{key}_before")), figure(verdict.get(f"{key}_after")))
         for name, key in ((gate_measure(verdict), "pnl"), ("win rate", "win_rate"))

@@ -3,10 +3,13 @@
 from datetime import UTC, date, datetime
 from typing import Any
 
+import pytest
+
 from babylon.core.windows import WindowState
 from babylon.ops.pages.window_facts import Played, WindowFacts
 from babylon.ops.pages.window_page import MOST_AGENTS, window_markdown
 from babylon.store.judgments import DaySpent
+from babylon.store.policies import Policy
 from babylon.store.scores import StoredScore
 from babylon.store.windows import WindowRow
 
@@ -62,3 +65,23 @@ def test_the_judges_cost_is_shown_by_day_and_beside_that_of_all_windows() -> Non
 def test_few_agents_are_all_shown() -> None:
     found = page(MOST_AGENTS).partition("## Best and worst")[0]
     assert found.count("`agent-") == MOST_AGENTS and "between" not in found
+
+
+@pytest.mark.parametrize("scenarios", [0, 8])
+def test_a_gate_that_played_nothing_shows_no_figures_and_no_promotion(scenarios: int) -> None:
+    policy = Policy(
+        policy_version=1,
+        parent_version=0,
+        kind="lora",
+        uri="/nowhere",
+        base_model="tiny",
+        window_id="2025-11-14T07:00",
+        batch_id="b",
+        metrics={},
+        verdict={"promote": True, "reason": "a canary decides", "scenarios": scenarios},
+        created_at=datetime(2025, 11, 14, tzinfo=UTC),
+        removed_at=None,
+    )
+    gate = page(1, policy=policy).partition("## The gate")[2]
+    assert "Passed: a canary decides" in gate and "Promoted" not in gate
+    assert ("win rate" in gate) == bool(scenarios)
