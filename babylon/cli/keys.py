@@ -92,7 +92,11 @@ def list_(json: Json = False) -> None:
     times = ["created_at", "rotated_at", "revoked_at"]
     columns = ["key_id", "name", "scopes", "agents", "limits", *times]
     rows = [key | {"limits": _limits(key)} for key in keys]
-    print_table("API keys", columns, [[_cell(key[name]) for name in columns] for key in rows])
+    print_table(
+        "API keys",
+        [name.removesuffix("_at") for name in columns],
+        [[_cell(key[name]) for name in columns] for key in rows],
+    )
 
 
 @app.command()

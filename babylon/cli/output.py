@@ -7,11 +7,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, JustifyMethod
 from rich.logging import RichHandler
 from rich.table import Table
@@ -34,6 +35,7 @@ _STORAGE = {
 # Rich would read [words] and :words: in names and reasons as its own markup.
 stderr = Console(stderr=True, highlight=False, markup=False, emoji=False)
 T = TypeVar("T")
+WORD, SHORT = 16, 10  # the id of a window; a date
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -43,10 +45,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Print a table. Numbers and ``Text`` cells align to the right; ``None`` prints as a dash.
-
-    On a narrow terminal all columns wrap except the first and the numeric ones.
-    """
+    """Print a table. Numbers and ``Text`` cells align to the right; ``None`` prints as a dash."""
     table = Table(
         title=printable(title),
         title_justify="left",
@@ -54,17 +53,50 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
+        pad_edge=False,
     )
-    for index, column in enumerate(columns):
-        numeric = any(isinstance(row[index], int | float | Text) for row in rows)
-        justify: JustifyMethod = "right" if numeric else "left"
-        table.add_column(column, justify=justify, no_wrap=numeric or index == 0, overflow="fold")
-    for row in rows:
-        table.add_row(*[_cell(value) for value in row])
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 160  # Rich assumes 80 columns for files and pipes
+    cells = [[_cell(value) for value in row] for row in rows]
+    shown = [[name, *(str(row[i]) for row in cells)] for i, name in enumerate(columns)]
+    kinds = int | float | Text
+    numeric = [any(isinstance(row[i], kinds) for row in rows) for i in range(len(columns))]
+    between = 2 * (len(columns) - 1)
+    widths = _fitted(shown, numeric, console.width - between)
+    console.width = max(console.width, sum(widths) + between)
+    for column, right, width in zip(columns, numeric, widths, strict=True):
+        justify: JustifyMethod = "right" if right else "left"
+        table.add_column(column, justify=justify, no_wrap=right, overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
+
+
+def _fitted(columns: Sequence[Sequence[str]], whole: Sequence[bool], room: int) -> list[int]:
+    """Return the width of each column. What does not fit is taken from the widest one.
+
+    No column is narrower than its longest word, of which ``WORD`` characters count: Rich would
+    print some columns as one letter a line. The first column is broken only if the others do not
+    suffice, then a text of ``SHORT`` characters. Of a ``whole`` column nothing may be broken.
+    """
+    natural = [max(cell_len(line) for t in texts for line in t.split("\n")) for texts in columns]
+    widths = [min(width, max(room, WORD)) for width in natural]
+    for first, short in ((False, SHORT), (True, SHORT), (True, 0)):
+        least = [
+            width if whole[i] or (i == 0 and not first) else min(width, WORD, _word(texts, short))
+            for i, (width, texts) in enumerate(zip(widths, columns, strict=True))
+        ]
+        while sum(widths) > room and widths != least:
+            spare = [i for i, width in enumerate(widths) if width > least[i]]
+            widths[max(spare, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _word(texts: Sequence[str], short: int) -> int:
+    """Return the length of the longest word."""
+    words = (word for text in texts for word in ([text] if len(text) <= short else text.split()))
+    return max(map(cell_len, words), default=0)
 
 
 def show_values(values: Mapping[str, object], json: bool) -> None:

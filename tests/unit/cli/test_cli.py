@@ -254,6 +254,22 @@ def test_the_training_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) 
     assert max(len(line.rstrip()) for line in lines) <= 80
 
 
+def test_a_narrow_terminal_breaks_the_longest_text_and_no_short_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["window", "state", "age", "owner", "plays", "agents", "trained", "rejected", "late"]
+    row = ["2025-11-14T09:00+judged-again", "deployed", "380 d", None, 5, 5, 0, 12345678, 0]
+    print_table("Windows", names, [row])
+    output = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    lines = output.splitlines()
+    assert all(word in output for word in ("deployed", "380 d", "rejected", "12345678"))
+    assert max(map(len, lines)) <= 80 and len(lines) == 5, (
+        output
+    )  # the id alone takes a second line
+
+
 def test_a_bad_setting_is_one_line_or_a_json_object(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
