@@ -141,6 +141,11 @@ def storage_error(error: OSError) -> StorageError:
             f"cannot use {error.filename or 'a file'} ({error.strerror}): give this user access to"
             " it, or set BABYLON_HOME to a directory of yours"
         )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return StorageError(
+            f"cannot write {error.filename} ({error.strerror}): a file lies where a directory must"
+            " be: move it away, or set BABYLON_HOME or the path to another one"
+        )
     return StorageError(
         f"cannot write {error.filename or 'to the disk'} ({error.strerror}):"
         " free disk space, or set BABYLON_HOME to a writable directory"

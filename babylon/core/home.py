@@ -151,8 +151,10 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
+        in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+        remedy = "a file lies there: move it away" if in_the_way else "free disk space"
         raise StorageError(
-            f"cannot make the directory {path} ({error.strerror}): free disk space, or set"
+            f"cannot make the directory {path} ({error.strerror}): {remedy}, or set"
             " BABYLON_HOME to a writable directory"
         ) from error
 

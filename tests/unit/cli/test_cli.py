@@ -188,9 +188,12 @@ def test_a_scorer_that_cannot_be_used_is_refused_before_prefect_starts(
     assert json.loads(captured.out)["kind"] == "ConfigError"
 
 
-def test_a_file_of_another_user_is_not_told_to_be_a_full_disk() -> None:
+def test_neither_a_file_of_another_user_nor_one_in_the_way_is_told_to_be_a_full_disk() -> None:
     refused = storage_error(PermissionError(errno.EACCES, "Permission denied", "/backup/calls.zst"))
     assert str(refused).startswith("cannot use /backup/calls.zst (Permission denied): give this")
+    for number in (errno.EEXIST, errno.ENOTDIR):
+        said = str(storage_error(OSError(number, "why", "/out/x")))
+        assert said.startswith("cannot write /out/x (why): a file lies where a directory must be")
     full = storage_error(OSError(errno.ENOSPC, "No space left on device", "/home/x"))
     assert str(full).startswith("cannot write /home/x (No space left on device): free disk space")
 
@@ -205,6 +208,7 @@ def test_a_home_that_is_a_file_is_one_clear_line(
         assert exit_code(*command) == 1
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1 and "BABYLON_HOME" in captured.err
+        assert "a file lies" in captured.err and "disk space" not in captured.err
 
 
 @pytest.mark.parametrize("command", ["train", "demo", "up", "down", "serve"])
