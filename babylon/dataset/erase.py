@@ -164,7 +164,7 @@ async def _erase(
     trajectories |= await asyncio.to_thread(_in_files, home, publish, published, kind, name)
     if not known and not trajectories:
         raise NothingToEraseError(
-            f"no {kind} {name!r} was recorded or published: see the names in `babylon windows show`"
+            f"no {kind} {name!r} was recorded or published: `babylon windows explain ID` has names"
         )
     if apply:
         await withhold(store, kind, name, reason)  # a name that only a file tells
