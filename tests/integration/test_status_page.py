@@ -428,6 +428,26 @@ async def test_a_pair_of_a_window_that_starts_within_an_hour_is_shown(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+async def test_a_reason_on_a_telephone_is_no_column_of_single_words(
+    browser: Browser, store: Store, settings: Settings, tmp_path: Path
+) -> None:
+    assert CHROMIUM is not None
+    await store.pool.execute("UPDATE babylon.windows SET reason = repeat('why it is so ', 20)")
+    async with keyboard(CHROMIUM, tmp_path / "profile") as keys:
+        await keys.call(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True},
+        )
+        await keys.open(f"{browser.url}/")
+        await keys.tab_to("it.name == 'key'")
+        await keys.type(str(local_key(settings.home.root)))
+        await keys.press("Enter")
+        await keys.shows("document.title.startsWith('Fleet')")
+        assert await keys.value("document.querySelector('td.words').offsetWidth") >= 256
+        assert await keys.value("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 async def test_a_person_judges_pairs_by_the_keyboard_alone(
     browser: Browser, store: Store, tmp_path: Path
 ) -> None:
