@@ -18,8 +18,11 @@ def backup(
     target: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="A new directory.")],
     json: Json = False,
 ) -> None:
-    """Back up database and files while the system runs. Of a game's database only schema babylon is
-    included; exit code 1 if the files of a policy are damaged."""
+    """Back up database and files while the system runs.
+
+    Of a game's database only schema babylon is included; exit code 1 if the files of a policy are
+    damaged.
+    """
     from babylon.ops.backup.backup import back_up, summary
 
     manifest = with_store(load_settings(), back_up, target)

@@ -37,11 +37,9 @@ def train(
     ],
     rules: GameRules = Preset.STARTER,
     population: Annotated[int, typer.Option(min=1, metavar="N", help="Members.")] = 1,
-    generations: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Until so many are done.")
-    ] = 4,
+    generations: Annotated[int, typer.Option(min=1, metavar="N", help="Generations to train.")] = 4,
     steps: Annotated[
-        int | None, typer.Option(min=64, metavar="N", help="A generation and member.")
+        int | None, typer.Option(min=64, metavar="N", help="Of each member in a generation.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: algorithm and rules.")

@@ -47,9 +47,9 @@ def import_(
     ] = "imported",
     json: Json = False,
 ) -> None:
-    """Import the game's own rows (JSON lines, one file for each table) or traces of other systems
-    (ATIF, chat messages, ShareGPT, OpenTelemetry GenAI spans, OpenInference, OpenLLMetry, Langfuse,
-    LangSmith). Existing rows stay."""
+    """Import the game's own rows or traces of other systems. Existing rows stay.
+
+    Rows are JSON lines, one file for each table. docs/formats.md lists the traces."""
     from babylon.formats.import_files import import_files
 
     settings = load_settings()

@@ -104,7 +104,7 @@ def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
         float,
-        typer.Option(min=0, max=8760, metavar="H", help="The present secret is accepted so long."),
+        typer.Option(min=0, max=8760, metavar="H", help="The present secret is still accepted."),
     ] = 24.0,
     json: Json = False,
 ) -> None:

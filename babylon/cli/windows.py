@@ -230,7 +230,7 @@ def hold(
     reason: NeededReason,
     json: Json = False,
 ) -> None:
-    """Stop the choice of windows by schedules and loops. A run in work ends its window."""
+    """Let schedules and loops begin no window. A run that has begun finishes its window."""
     from babylon.store.holds import hold
 
     show_values({"hold": str(with_store(load_settings(), hold, user_name(), reason))}, json)
