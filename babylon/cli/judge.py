@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from babylon.cli.options import Json, an_id
+from babylon.cli.options import Json, well_formed_id
 from babylon.cli.output import print_json, show_values, user_name, with_store
 from babylon.core.errors import ConfigError, WindowError
 from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
-_window = partial(typer.Option, metavar="ID", callback=an_id)
+_window = partial(typer.Option, metavar="ID", callback=well_formed_id)
 
 
 @app.command()

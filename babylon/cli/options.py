@@ -115,7 +115,7 @@ Trainer = Annotated[
 Loss = Annotated[LossName | None, typer.Option(help="The loss; default ppo_clip.")]
 
 
-def an_id(window: str | None) -> str | None:
+def well_formed_id(window: str | None) -> str | None:
     """Refuse what is no window's id. A command would say of it that nobody claimed it."""
     if window is not None:
         start_of(window)
@@ -123,7 +123,7 @@ def an_id(window: str | None) -> str | None:
 
 
 NamedWindow = Annotated[
-    str, typer.Argument(metavar="ID", help="See `babylon windows list`.", callback=an_id)
+    str, typer.Argument(metavar="ID", help="See `babylon windows list`.", callback=well_formed_id)
 ]
 
 

@@ -397,7 +397,7 @@ async def test_an_agent_is_taken_down_everywhere(
     await finish(store, publisher, WINDOW, [played(WINDOW, "ann"), played(WINDOW, "bo")])
     await push(store, publisher)
     home, publish = publisher.home, publisher.publish
-    with pytest.raises(NothingToEraseError, match="'eve'.*windows explain"):
+    with pytest.raises(NothingToEraseError, match=r"'eve'.*windows explain"):
         await erase(store, home, publish, "agent", "eve")
     report = await erase(store, home, publish, "agent", "ann")
     assert report.trajectories == 1 and len(report.files) == 2 and not report.revision

@@ -100,9 +100,7 @@ def _gate(facts: WindowFacts) -> Iterator[str]:
     if not verdict:
         return
     yield from (f"{'Passed' if verdict['promote'] else 'Did not pass'}: {verdict['reason']}", "")
-    if not verdict.get(
-        "scenarios"
-    ):  # nothing was played: a canary decides, or the update's figures
+    if not verdict.get("scenarios"):  # a canary decides, or the update's figures
         return
     rows = [
         (name, figure(verdict.get(f"{key}_before")), figure(verdict.get(f"{key}_after")))
