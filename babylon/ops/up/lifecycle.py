@@ -1,14 +1,14 @@
 """Start, stop and report the services of one home."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import aiohttp
 import psutil
 
-from babylon.core.errors import BabylonError, ServingError
+from babylon.core.errors import BabylonError, ConfigError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes, ProcessRecord
 from babylon.core.settings import DatabaseSettings, Settings
@@ -87,6 +87,7 @@ async def up(
     services with them. When a service fails, all that this call started are stopped.
 
     Raises:
+        ConfigError: two services have the same port.
         ServingError: a port is taken, or a service died or did not become healthy in time.
         DatabaseError: the database is down.
     """
@@ -149,11 +150,8 @@ async def _start(
     say: Say,
 ) -> None:
     settings = keeper.settings
-    for service in wanted:
-        if processes.running(service.name):  # the supervisor adopts it
-            continue
-        for port, variable in service.ports.items():
-            require_free_port(port, user=service.name, variable=variable)
+    # The supervisor adopts those that run.
+    _require_ports([service for service in wanted if not processes.running(service.name)])
     if not settings.home.root.exists():
         say(f"first start: making the home {settings.home.root}; allow one to three minutes")
     say("database: starting and migrating it (a new one takes about ten seconds)")
@@ -243,6 +241,19 @@ async def work_in_hand(store: Store) -> list[WorkInHand]:
     ]
 
 
+def _require_ports(services: Iterable[UpService]) -> None:
+    """Check that each service has a port of its own, and that nobody holds it."""
+    names: dict[int, str] = {}
+    for service in services:
+        for variable, port in service.ports.items():
+            if port in names:
+                raise ConfigError(
+                    f"{names[port]} and {variable} are the same port, {port}: change one of them"
+                )
+            names[port] = variable
+            require_free_port(port, user=service.name, variable=variable)
+
+
 async def _status(
     http: aiohttp.ClientSession, processes: Processes, service: UpService
 ) -> ServiceStatus:
@@ -252,7 +263,7 @@ async def _status(
         running=record is not None,
         healthy=record is not None and await is_healthy(http, service),
         pid=record.pid if record else None,
-        ports=tuple(service.ports),
+        ports=tuple(service.ports.values()),
         detail=str(service.log),
     )
 

@@ -26,17 +26,17 @@ _IMPORT_ROOT = Path(babylon.__file__).parents[1]
 class UpService(Service):
     """A service with a health check, which must pass within ``start_s``.
 
-    ``ports`` maps each port to the setting that moves it. ``pool``: the work pool of a worker.
+    ``ports``: each setting of a port with its port. ``pool``: the work pool of a worker.
     """
 
     healthy: Callable[[aiohttp.ClientSession], Awaitable[bool]]
-    ports: Mapping[int, str] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)
     start_s: float = 180.0
     pool: str | None = None
 
     @property
     def port(self) -> int | None:
-        return next(iter(self.ports), None)
+        return next(iter(self.ports.values()), None)
 
 
 def services(settings: Settings) -> list[UpService]:
@@ -51,7 +51,7 @@ def services(settings: Settings) -> list[UpService]:
         name=SERVER,
         command=prefect("server", "start", "--host", "127.0.0.1", "--port", str(port)),
         log=logs / f"{SERVER}.log",
-        ports={port: "PREFECT_SERVER_API_PORT"},
+        ports={"PREFECT_SERVER_API_PORT": port},
         healthy=_answers(f"{api.url}/health"),
     )
     return [
@@ -60,9 +60,9 @@ def services(settings: Settings) -> list[UpService]:
             command=module("babylon", "serve"),
             log=logs / "serving.log",
             ports={
-                settings.serving.endpoint_port: "LOCAL_ENDPOINT",
-                settings.serving.engine_here[1]: "ENGINE_PORT",
-                settings.serving.admin_port: "ADMIN_PORT",
+                "LOCAL_ENDPOINT": settings.serving.endpoint_port,
+                "ENGINE_PORT": settings.serving.engine_here[1],
+                "ADMIN_PORT": settings.serving.admin_port,
             },
             healthy=_answers(
                 f"{settings.serving.endpoint.rstrip('/')}/health",

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import babylon
-from babylon.core.errors import ServingError
+from babylon.core.errors import ConfigError, ServingError
 from babylon.core.home import Home
 from babylon.core.processes import Processes, Service
 from babylon.core.settings import Settings
@@ -35,6 +35,7 @@ from babylon.ops.up.in_force import (
 from babylon.ops.up.lifecycle import _require_detached
 from babylon.ops.up.services import UpService
 from babylon.ops.up.supervisor import _GUARD, GUARD, NAME, Supervisor
+from tests.ports import free_port
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -51,6 +52,14 @@ def mute(home: Home) -> UpService:
         return False
 
     return UpService(name="mute", command=SLEEP, log=home.logs / "mute.log", healthy=healthy)
+
+
+async def test_two_services_of_one_port_are_named_before_anything_starts(tmp_path: Path) -> None:
+    ports = {"engine_port": (port := free_port()), "admin_port": port}
+    settings = load_settings(serving=ports, home=tmp_path / "home")
+    with pytest.raises(ConfigError, match=f"ENGINE_PORT and ADMIN_PORT are the same port, {port}"):
+        await lifecycle.up(settings)
+    assert not (tmp_path / "home" / "postgres").exists()
 
 
 async def test_a_signal_ends_it_while_a_service_starts(
