@@ -274,7 +274,8 @@ async def open_pool(address: Address) -> AsyncIterator[Pool]:
 
 async def _close(pool: Pool) -> None:
     try:
-        await asyncio.wait_for(pool.close(), CLOSE_S)
+        async with asyncio.timeout(CLOSE_S):
+            await pool.close()
     except TimeoutError:  # a query still runs, or a connection was never released
         pool.terminate()
 

@@ -77,8 +77,10 @@ class Shipper:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_RETRY_S)
                 continue
+            # Not `wait_for`: before Python 3.12 it drops a cancellation that comes with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._due.wait()
                 await asyncio.sleep(GATHER_S)
 
     async def ship(self) -> None:

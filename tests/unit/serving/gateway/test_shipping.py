@@ -48,3 +48,18 @@ async def test_other_tasks_run_between_the_segments_of_a_dead_gateway(
     assert seen[0] < seen[1] < seen[2]
     assert shipped == [b"c0", b"c1", b"c2"]  # the oldest first
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_it_stops_though_a_call_comes_at_that_moment(tmp_path: Path, turns: int) -> None:
+    """A gateway waits for it before it ends."""
+    shipper = Shipper(cast(Store, None), tmp_path)
+    running = asyncio.create_task(shipper.run())
+    await asyncio.sleep(0.01)
+    shipper.wake()
+    for _ in range(turns):  # of the event loop, until the waiting task goes on
+        await asyncio.sleep(0)
+    running.cancel()
+    stopped, _ = await asyncio.wait([running], timeout=10)
+    running.cancel()
+    assert stopped
