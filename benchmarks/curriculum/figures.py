@@ -24,11 +24,13 @@ def draw(results: Sequence[RunResult], directory: Path) -> list[Path]:
 
 
 def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
-    """Left: hours of all seeds. Right: means with 95 % intervals over worlds; several seeds: range.
+    """Left: hours, mean and range of the seeds. Right: the same of the ends; of one seed its 95 %
+    interval over worlds.
 
     The lines of base model and rule are those of the first run. All runs meet the same worlds.
     """
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     arms: dict[str, list[RunResult]] = {}
     for run in runs:
@@ -36,11 +38,13 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for place, (name, own) in enumerate(sorted(arms.items())):
         colour = f"C{place}"
-        for number, run in enumerate(own):
-            decisions, pnl = _curve(run)
-            label = name if number == 0 else None
-            marker = "o" if len(pnl) == 1 else None
-            left.plot(decisions, pnl, color=colour, alpha=0.8, label=label, marker=marker)
+        decisions = min((_curve(run)[0] for run in own), key=len)
+        hours = [*zip(*(_curve(run)[1] for run in own), strict=False)]
+        marker = "o" if len(hours) == 1 else None
+        left.plot(decisions, [*map(fmean, hours)], color=colour, label=name, marker=marker)
+        left.fill_between(
+            decisions, [*map(min, hours)], [*map(max, hours)], color=colour, alpha=0.2
+        )
         ends = [run.pnl for run in own]
         low, high = min(ends), max(ends)
         if len(own) == 1:
@@ -51,6 +55,9 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
         axes.axhline(runs[0].rule_pnl, color="black", ls="--", lw=1)
         axes.axhline(runs[0].base_pnl, color="grey", ls=":", lw=1)
     left.set(xlabel="decisions played", ylabel="the fleet's mean P&L, $", xscale="log")
+    left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.xaxis.set_major_formatter(EngFormatter())
+    left.xaxis.set_minor_formatter(NullFormatter())
     left.legend(loc="best", fontsize="small")
     counts = {name: len(own) for name, own in sorted(arms.items())}
     seeds = "seeds: " + ", ".join(f"{name}: {count}" for name, count in counts.items())
