@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from babylon.core.errors import TrainingError, WindowNotReadyError
+from babylon.core.errors import WindowNotReadyError
 from babylon.core.learning_settings import Precision, reading_precision
 from babylon.core.trajectories import Call, TrainingRow, Trajectory
 from babylon.policies.checkpoint_files import context_of
@@ -111,23 +111,25 @@ class Lesson:
 def split_by_time(
     windows: Sequence[OutcomeWindow], later: float
 ) -> tuple[list[OutcomeWindow], list[OutcomeWindow]]:
-    """Return the earlier and the later windows. No trajectory is in both.
+    """Return the earlier and the later windows. No trajectory is in two windows: what a recipe took
+    again, or was judged again, is in the last one, which knows the most outcomes.
 
     Raises:
         WindowNotReadyError: one of them would be empty.
     """
-    ordered = sorted(windows, key=lambda window: window.window_id)
+    ordered: list[OutcomeWindow] = []
+    seen: set[str] = set()
+    for window in sorted(windows, key=lambda window: window.window_id, reverse=True):
+        own = tuple(one for one in window.judged if one.trajectory.trajectory_id not in seen)
+        seen.update(one.trajectory.trajectory_id for one in own)
+        if own:
+            ordered.insert(0, replace(window, judged=own))
     cut = len(ordered) - round(later * len(ordered))
     early, late = ordered[:cut], ordered[cut:]
     if not early or not late:
         raise WindowNotReadyError(
             f"{len(ordered)} windows with known outcomes cannot be split in earlier and later"
             " ones: play more windows"
-        )
-    seen = {one.trajectory.trajectory_id for window in early for one in window.judged}
-    if again := [o for w in late for o in w.judged if o.trajectory.trajectory_id in seen]:
-        raise TrainingError(
-            f"trajectory {again[0].trajectory.trajectory_id} is in an earlier and in a later window"
         )
     return early, late
 
