@@ -39,7 +39,7 @@ def train(
     population: Annotated[int, typer.Option(min=1, metavar="N", help="Members.")] = 1,
     generations: Annotated[int, typer.Option(min=1, metavar="N", help="Generations to train.")] = 4,
     steps: Annotated[
-        int | None, typer.Option(min=64, metavar="N", help="Of each member in a generation.")
+        int | None, typer.Option(min=64, metavar="N", help="Steps of a member in a generation.")
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: algorithm and rules.")

@@ -104,7 +104,9 @@ def rotate(
     key_id: KeyId,
     overlap_hours: Annotated[
         float,
-        typer.Option(min=0, max=8760, metavar="H", help="The present secret is still accepted."),
+        typer.Option(
+            min=0, max=8760, metavar="H", help="Hours in which the present secret still works."
+        ),
     ] = 24.0,
     json: Json = False,
 ) -> None:

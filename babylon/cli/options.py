@@ -116,7 +116,7 @@ Loss = Annotated[LossName | None, typer.Option(help="The loss; default ppo_clip.
 
 
 def well_formed_id(window: str | None) -> str | None:
-    """Refuse what is no window's id. A command would say of it that nobody claimed it."""
+    """Refuse a text that is not a window id, before a command reports it as an unknown window."""
     if window is not None:
         start_of(window)
     return window
