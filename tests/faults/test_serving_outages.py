@@ -77,7 +77,7 @@ async def test_a_killed_engine_fails_its_calls_cleanly_and_comes_back_with_the_p
         await more(seen, CLIENTS)
     await wait_until_recorded(store)
     assert not seen.errors
-    assert all("engine" in refusal for refusal in seen.refusals), seen.refusals
+    assert [refusal for refusal in seen.refusals if "engine" not in refusal] == []
     await check_recorded(store, seen.answers)
     parts = await store.pool.fetch("SELECT * FROM babylon.calls WHERE NOT trainable")
     assert all(row["finish_reason"] == "interrupted" for row in parts)

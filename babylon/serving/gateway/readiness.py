@@ -35,7 +35,7 @@ class Event(StrEnum):
     NO_ROUTE = "the database has no route"
     LACKING = "the engine lacks a policy of the route"
     LOADED = "the engine lists the policies of the route"
-    CALLS_FAIL = "calls fail, and none is answered"
+    CALLS_FAIL = "calls to the engine fail, and none is answered"
     ENGINE_FAILS = "the engine does not answer the gateway"
     ENGINE_ANSWERS = "the engine answers a call of the gateway's own"
 
