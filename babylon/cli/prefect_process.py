@@ -10,7 +10,7 @@ import time
 
 from prefect.cli import app
 
-from babylon.core.processes import MEMORY_CHECK_S, release_memory, use_one_arena
+from babylon.core.memory import MEMORY_CHECK_S, release_memory, use_one_arena
 
 
 def _keep_memory_small() -> None:

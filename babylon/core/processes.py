@@ -2,14 +2,12 @@
 
 Both start in a session of their own, so that Ctrl-C reaches the parent alone, and append their
 output to a log. ``supervised`` starts a child again when it dies, or adopts a process that a killed
-supervisor left. ``keep_logs_small`` bounds the logs of a home, ``keep_memory_small`` this process's
-own memory. ``Processes`` keeps a record of each process that outlives the command that started it.
+supervisor left. ``keep_logs_small`` bounds the logs of a home. ``Processes`` keeps a record of each
+process that outlives the command that started it.
 """
 
 import asyncio
-import ctypes
 import fcntl
-import gc
 import logging
 import math
 import os
@@ -37,8 +35,6 @@ _ORPHAN_AGAIN_S = 10.0  # calls in flight have this long
 _SECOND_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 LOG_BYTES = 16 * 2**20
 _LOG_CHECK_S = 60.0
-MEMORY_CHECK_S = 60.0
-_M_ARENA_MAX = -8  # of malloc.h
 _STABLE_S = 60.0  # a process that lived this long starts again at once
 
 
@@ -241,35 +237,6 @@ def rotate_logs(directory: Path, most: int = LOG_BYTES) -> None:
             old.seek(-most, os.SEEK_END)
             log.with_suffix(".log.1").write_bytes(old.read(most))
         os.truncate(log, 0)
-
-
-async def keep_memory_small() -> None:
-    """Call ``release_memory`` once a minute, for ever, of one arena."""
-    use_one_arena()
-    while True:
-        await asyncio.sleep(MEMORY_CHECK_S)
-        release_memory()
-
-
-def release_memory() -> None:
-    """Break all reference cycles, and return unused memory to the system where glibc can.
-
-    The collector of Python waits for a number of objects, whatever memory hangs on them, and glibc
-    keeps the free space between those that live.
-    """
-    gc.collect()
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def use_one_arena() -> None:
-    """Let all threads that start from now on allocate from one arena, where glibc has several.
-
-    Each arena keeps its own free space between objects that live. The embedded engine held up to
-    100 MiB more with an arena for each thread.
-    """
-    with suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 async def exit_with_supervisor() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from babylon.core.errors import TrainingError
+from babylon.core.memory import free_memory_is_kept
 from babylon.core.trajectories import TrainingRow
 from babylon.training.call_tokens import log_left_out, scored_trajectories
 from babylon.training.grpo.forward import FittingForward, OutOfMemoryError, PolicyForward
@@ -40,6 +41,7 @@ class SftStep:
     chats: int = 0  # with a reply to learn from
 
 
+@free_memory_is_kept()
 def fine_tune(
     parent: Path | str,
     rows: Sequence[TrainingRow],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from babylon.core.errors import TrainingError, WindowNotReadyError
 from babylon.core.home import Home
+from babylon.core.memory import free_memory_is_kept
 from babylon.core.trajectories import TrainingRow
 from babylon.training.anchor import ANCHOR_FILE, in_force, load_anchor, moved
 from babylon.training.call_tokens import scored_trajectories
@@ -35,6 +36,7 @@ from babylon.training.trainable import (
 from babylon.training.update_result import Excluded, Update, update_of
 
 
+@free_memory_is_kept()
 def update_checkpoint(
     parent: Path | str,
     rows: Sequence[TrainingRow],

@@ -23,11 +23,11 @@ import aiohttp
 
 from babylon.core.api_keys import make_prefect_auth
 from babylon.core.errors import BabylonError, ServingError
+from babylon.core.memory import keep_memory_small
 from babylon.core.processes import (
     Processes,
     Service,
     in_background,
-    keep_memory_small,
     supervised,
 )
 from babylon.core.settings import Settings

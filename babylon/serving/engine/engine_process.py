@@ -19,7 +19,8 @@ from aiohttp import web
 from babylon.core.api_keys import engine_secret
 from babylon.core.errors import ArtifactError, ModelError, StorageError
 from babylon.core.home import Home
-from babylon.core.processes import in_background, keep_memory_small
+from babylon.core.memory import keep_memory_small
+from babylon.core.processes import in_background
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.serving.engine.answer import Answer
 from babylon.serving.engine.answer_grammar import answer_grammar

@@ -18,7 +18,8 @@ import uvicorn
 import uvloop
 
 from babylon.core.errors import BabylonError
-from babylon.core.processes import exit_with_supervisor, in_background, keep_memory_small
+from babylon.core.memory import keep_memory_small
+from babylon.core.processes import exit_with_supervisor, in_background
 from babylon.core.settings import DatabaseSettings, ServingSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.serving.gateway.app import open_gateway

@@ -1,10 +1,12 @@
 """Our trainer: the window's prefix tree, the fastest path for the device, the default loss."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
+from babylon.core.memory import free_memory_is_kept
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.grpo.loss_inputs import LossBounds, LossInputs
 from babylon.training.grpo.losses import loss_terms
@@ -21,6 +23,8 @@ class BabylonSession(LocalSession):
     """Our trainer. The tree is compiled before timing, as it is once a window in training."""
 
     def __init__(self, task: Task) -> None:
+        self.memory = ExitStack()  # as around an update, until this session is dropped
+        self.memory.enter_context(free_memory_is_kept())
         super().__init__(policy(task), task)
         self.tree = compile_tree(call_tokens(task.window))
         self.forward = PolicyForward(self.model)  # portions and kept activations of an update

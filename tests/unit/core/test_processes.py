@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -40,50 +39,6 @@ async def main():
         await asyncio.sleep(60)
 
 asyncio.run(main())
-"""
-# What is kept between the cycles prevents the heap from shrinking at its end.
-GARBAGE = """
-import gc
-import psutil
-from babylon.core.processes import release_memory
-
-gc.disable()
-kept = []
-for _ in range(1000):
-    cycle = [b"x" * 64_000]
-    cycle.append(cycle)
-    kept.append(b"x" * 6_000)
-del cycle
-process = psutil.Process()
-before = process.memory_info().rss
-release_memory()
-print((before - process.memory_info().rss) // 1_000_000)
-"""
-# Threads that allocate at the same time get an arena each, unless there is but one.
-ARENAS = """
-import ctypes
-import threading
-from babylon.core.processes import use_one_arena
-
-use_one_arena()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p
-together = threading.Barrier(8)
-
-def allocate():
-    together.wait()
-    for _ in range(1000):
-        libc.malloc(1000)
-    together.wait()
-
-threads = [threading.Thread(target=allocate) for _ in range(8)]
-for one in threads:
-    one.start()
-for one in threads:
-    one.join()
-out = ctypes.c_void_p(libc.fdopen(1, b"w"))
-libc.malloc_info(0, out)
-libc.fflush(out)
 """
 
 
@@ -299,20 +254,6 @@ def test_two_ups_of_one_home_do_not_run_at_once(tmp_path: Path) -> None:
         processes.exclusive(),
     ):
         pass
-
-
-def test_the_memory_behind_cycles_goes_back_to_the_system() -> None:
-    command = [sys.executable, "-c", GARBAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert int(done.stdout) > 50
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has no arenas")
-def test_threads_share_one_arena() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ARENAS], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.count("<heap nr=") == 1
 
 
 def test_the_record_of_a_process_that_is_not_here_stays(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from babylon.policies.tokenizer import train_tokenizer
 WORDS = """
 import sys
 import psutil
-from babylon.core.processes import release_memory
+from babylon.core.memory import release_memory
 from babylon.policies.tokenizer import load_tokenizer
 
 def held():
