@@ -50,7 +50,7 @@ def free_memory_is_kept() -> Iterator[None]:
 
     A training pass allocates and frees the same large blocks again and again. glibc returns each to
     the system, and every page of the next block costs a fault: 70,000 in a pass of the trainer's
-    benchmark, which took a twentieth to a half of its time on virtual machines.
+    benchmark. They took a twentieth to a half of the time of an update on virtual machines.
     """
     _set(_M_MMAP_MAX, 0)
     _set(_M_TRIM_THRESHOLD, _NEVER)
