@@ -22,6 +22,7 @@ from babylon.store.connection import Store, read_now
 from babylon.store.play_in_use import (
     WindowUse,
     held_as,
+    imported_later,
     published_since,
     remove_observations,
     remove_play,
@@ -78,12 +79,17 @@ async def retire_play(
         published = await published_windows(store, repository, before)
         uses = await window_uses(store)
         old = spent(uses, before=before, published=published)
+        going, gone = (
+            [
+                parse_window_id(one.window_id, one.minutes)
+                for one in uses
+                if one.window_id in old and one.retired is retired
+            ]
+            for retired in (False, True)
+        )
+        going += await imported_later(store, gone, before)
         # One window after the other, because many deletes at once would slow the gateways' inserts.
-        removed = [
-            await remove_play(store, parse_window_id(one.window_id, one.minutes), before)
-            for one in uses
-            if one.window_id in old and not one.retired
-        ]
+        removed = [await remove_play(store, window, before) for window in going]
         # Anew, because that may take hours: calls of a window that was claimed meanwhile stay.
         uses = await window_uses(store)
         old = spent(uses, before=before, published=published)

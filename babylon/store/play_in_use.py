@@ -125,6 +125,21 @@ async def remove_play(store: Store, window: Window, before: datetime) -> bool:
         return True
 
 
+async def imported_later(
+    store: Store, windows: Collection[Window], before: datetime
+) -> list[Window]:
+    """Return those of ``windows``, whose play was removed, into which rows were imported since.
+
+    Rows that were imported after ``before`` do not count yet.
+    """
+    if not store.game_tables_ours:
+        return []
+    hours = [window for window in windows if not window.recipe]
+    times = [window.start for window in hours], [window.end for window in hours]
+    rows = await store.pool.fetch(_IMPORTED, *times, before)
+    return [hours[row["number"] - 1] for row in rows]
+
+
 async def _remove_game_rows(connection: Connection, window: Window, before: datetime) -> None:
     """Remove the game's rows of a window in portions: those of a large one take minutes."""
     ids = [row[0] for row in await connection.fetch(_OLD, window.start, window.end, before)]
@@ -185,6 +200,14 @@ _IN_TIME = (
 _OLD = f"""
 SELECT "trajectoryId" FROM trajectories
 WHERE {_IN_TIME} AND "createdAt" < $3::timestamptz AT TIME ZONE 'UTC'
+"""
+_IMPORTED = """
+SELECT number FROM unnest($1::timestamptz[], $2::timestamptz[])
+    WITH ORDINALITY AS w (starts, ends, number)
+WHERE EXISTS (SELECT FROM trajectories
+              WHERE "startTime" >= starts AT TIME ZONE 'UTC'
+                AND "startTime" < ends AT TIME ZONE 'UTC'
+                AND "createdAt" < $3::timestamptz AT TIME ZONE 'UTC')
 """
 # Windows shorter than an hour share the truth of the hour.
 _OUTCOMES = (

@@ -222,6 +222,11 @@ async def test_calls_of_protected_windows_and_of_late_imports_stay(
     # the game's rows of windows that were never claimed are not ours to judge
     found = await store.pool.fetch('SELECT DISTINCT "windowId" AS w FROM trajectories')
     assert {row["w"] for row in found} == {day(n).id for n in (0, 1, 3, 4)}
+    assert (await retire(store, ready, day(98).end)).windows == 0
+    assert (await retire(store, ready, day(100).end)).windows == 1  # 30 days after the import
+    found = await store.pool.fetch('SELECT DISTINCT "windowId" AS w FROM trajectories')
+    assert {row["w"] for row in found} == {day(n).id for n in (1, 3, 4)}
+    assert (await retire(store, ready, day(101).end)).windows == 0
 
 
 async def test_a_window_that_is_claimed_meanwhile_and_a_foreign_games_rows_stay(
