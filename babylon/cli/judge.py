@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from babylon.cli.options import Json, well_formed_id
+from babylon.cli.options import Json, require_new_directory, well_formed_id
 from babylon.cli.output import print_json, show_values, user_name, with_store
-from babylon.core.errors import ConfigError, WindowError
+from babylon.core.errors import WindowError
 from babylon.core.settings_loading import load_settings
 
 app = typer.Typer(help="Scores, reasons and cost of the judge.", no_args_is_help=True)
@@ -162,8 +162,7 @@ def train(
     from babylon.stages.train_judge import JudgeTraining
     from babylon.stages.train_judge_windows import train_own_judge
 
-    if target.exists():  # before minutes of training
-        raise ConfigError(f"{target} exists: name a new directory")
+    require_new_directory(target)  # before minutes of training
     settings = load_settings()
     options = JudgeTraining(
         later=later, epochs=epochs, rounds=rounds, tuning=tuning, seed=settings.seed

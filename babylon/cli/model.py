@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import Progress
 
-from babylon.cli.options import Json, Version
+from babylon.cli.options import Json, Version, require_new_directory
 from babylon.cli.output import print_json, print_table, show_values, stderr, with_store
 from babylon.core.errors import ConfigError
 from babylon.core.learning_settings import reading_precision
@@ -63,8 +63,7 @@ def sft(
     from babylon.training.sft import fine_tune
     from babylon.training.update_options import tuning_options
 
-    if target.exists():
-        raise ConfigError(f"{target} exists: name a new directory")
+    require_new_directory(target)
     settings = load_settings()
     rows = training_rows_of(read_traces(chats, guess_format(chats)))
     base = resolve_base(settings.model.base, settings.home.models, settings.seed)
@@ -176,8 +175,7 @@ def export(
     from babylon.policies.whole_weights import write_gguf, write_whole
     from babylon.store.policies import get_policy
 
-    if target.exists():
-        raise ConfigError(f"{target} exists: name a new directory")
+    require_new_directory(target)
     settings = load_settings()
     policy = with_store(settings, get_policy, version)
     if policy.removed_at is not None:

@@ -1,10 +1,12 @@
 """Options of the commands; several commands share some of them."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from babylon.core.errors import ConfigError
 from babylon.core.learning_settings import Loss as LossName
 from babylon.core.learning_settings import Trainer as TrainerName
 from babylon.core.settings import MAX_HOURS
@@ -146,3 +148,16 @@ def given(**options: Any) -> dict[str, Any]:
         if kept is not None and kept != {}:
             overrides[name] = kept
     return overrides
+
+
+def require_new_directory(target: Path) -> None:
+    """Refuse a target that exists or cannot be made, before the work that would fill it.
+
+    Raises:
+        ConfigError: it exists.
+        OSError: it cannot be made.
+    """
+    if target.exists():
+        raise ConfigError(f"{target} exists: name a new directory")
+    target.mkdir(parents=True)
+    target.rmdir()

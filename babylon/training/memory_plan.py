@@ -7,6 +7,7 @@ the portion that really fits: it halves portions when memory runs out, and remem
 
 import re
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -117,6 +118,8 @@ def model_config(model: str) -> PreTrainedConfig:
     Raises:
         ModelError: there is none.
     """
+    if model.startswith((".", "/")) and not Path(model).is_dir():
+        raise ModelError(f"{model} is not a directory: name one with a model, or a model's id")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:

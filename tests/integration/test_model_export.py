@@ -76,3 +76,5 @@ def test_the_weights_are_merged_and_have_the_bases_precision(
     assert (found - expected).norm() < 0.2 * (base - expected).norm()
     assert run("model", "export", "0", str(target)) == 1
     assert "exists: name a new directory" in capsys.readouterr().err
+    assert run("model", "export", "0", str(target / "config.json" / "whole")) == 1
+    assert "a file lies where a directory must be" in capsys.readouterr().err

@@ -285,3 +285,10 @@ def test_a_model_whose_text_sizes_lie_in_a_part_of_its_configuration_is_planned(
     plan = plan_memory(config, tuning="lora", layers="all", options=BF16, context=9000)
     text = config.get_text_config()
     assert plan == plan_memory(text, tuning="lora", layers="all", options=BF16, context=9000)
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["model", "memory", str(tmp_path / "none")])
+    assert done.exit_code == 1 and str(done.exception) == (
+        f"{tmp_path / 'none'} is not a directory: name one with a model, or a model's id"
+    )
