@@ -185,14 +185,14 @@ async def supervised(
 
 @asynccontextmanager
 async def all_supervised(
-    services: Sequence[Service], on_start: OnStart | None = None, **environment: str
+    services: Sequence[Service], **environment: str
 ) -> AsyncIterator[tuple[Supervised, ...]]:
     """Run services as ``supervised`` does, and stop all of them together."""
     running: list[Supervised] = []
     try:
         async with AsyncExitStack() as stack:
             for service in services:
-                running.append(Supervised(service, on_start, None, **environment))
+                running.append(Supervised(service, None, None, **environment))
                 await stack.enter_async_context(in_background(running[-1].keep_alive()))
             yield tuple(running)
     finally:

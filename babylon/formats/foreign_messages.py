@@ -65,7 +65,7 @@ def messages_of(place: str, item: object, role: str | None = None) -> list[Messa
         message["tool_calls"] = [tool_call(place, n, call) for n, call in enumerate(calls)]
     elif not texts and not results:
         raise ImportFileError(f"{place}: content {content!r:.80} is not text")
-    if thoughts := _thoughts(place, fields, parts):
+    if thoughts := _thoughts(fields, parts):
         message["reasoning"] = thoughts
     if known == "tool" and (answered := fields.get("tool_call_id") or fields.get("id")):
         message["tool_call_id"] = answered
@@ -116,7 +116,7 @@ def _text(place: str, part: JsonObject) -> str:
     return text
 
 
-def _thoughts(place: str, fields: JsonObject, parts: Iterable[JsonObject]) -> str:
+def _thoughts(fields: JsonObject, parts: Iterable[JsonObject]) -> str:
     """Return the reasoning of a message, empty if it has none or an encrypted one."""
     more = fields.get("additional_kwargs")  # LangChain keeps DeepSeek's there
     for owner in (fields, more if isinstance(more, dict) else {}):

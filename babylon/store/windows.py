@@ -296,13 +296,10 @@ async def lost_windows(store: Store) -> list[WindowRow]:
     return [row for row in await windows_in_work(store) if row.lost]
 
 
-async def newest_windows(store: Store, limit: int, before: str | None = None) -> list[WindowRow]:
-    """Return claimed windows, the newest first; ``before``: only those with a smaller id."""
+async def newest_windows(store: Store, limit: int) -> list[WindowRow]:
+    """Return claimed windows, the newest first."""
     rows = await store.pool.fetch(
-        f"SELECT {_COLUMNS} FROM babylon.windows WHERE $2::text IS NULL OR window_id < $2"
-        " ORDER BY window_id DESC LIMIT $1",
-        limit,
-        before,
+        f"SELECT {_COLUMNS} FROM babylon.windows ORDER BY window_id DESC LIMIT $1", limit
     )
     return [_window_row(row) for row in rows]
 

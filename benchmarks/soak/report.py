@@ -14,7 +14,6 @@ from benchmarks.soak.fleet import Played
 from benchmarks.soak.promises import Promise
 from benchmarks.soak.watch import WARM_S, Watch, slope
 
-RECOVERY_S = 15.0
 _PLOTS = {
     "memory": ("memory ", "MiB"),
     "files": ("open files ", "open files"),

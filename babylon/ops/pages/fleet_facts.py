@@ -40,9 +40,9 @@ class Night:
     usd: float
 
 
-async def read_fleet(store: Store, windows: int = WINDOWS) -> list[FleetWindow]:
+async def read_fleet(store: Store) -> list[FleetWindow]:
     """Return the newest windows, the oldest of them first."""
-    rows = await newest_windows(store, windows)
+    rows = await newest_windows(store, WINDOWS)
     cost = await usd_by_window(store, windows=[row.window_id for row in rows])
     return [FleetWindow(row=row, usd=cost.get(row.window_id, 0.0)) for row in reversed(rows)]
 
