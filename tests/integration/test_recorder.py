@@ -22,15 +22,11 @@ from babylon.recorder import (
     TrajectoryRecorder,
 )
 from babylon.store import Store, open_store
-from tests.conftest import REAL_ROWS
+from tests.conftest import real_rows
 
 START = datetime(2025, 11, 14, 9, 2, tzinfo=UTC)
 WINDOW_ID = "2025-11-14T09:00"
 NEXT_HOUR = datetime(2025, 11, 14, 10, tzinfo=UTC)
-
-
-def _real(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (REAL_ROWS / f"{name}.jsonl").read_text().splitlines()]
 
 
 def _step(recorder: TrajectoryRecorder, trajectory_id: str, second: int, **changes: Any) -> int:
@@ -78,7 +74,7 @@ async def _record(store: Store, trajectory_id: str = "t1") -> None:
 async def test_rows_have_the_columns_keys_and_types_of_the_games_own(store: Store) -> None:
     await _record(store)
     row = dict(await store.pool.fetchrow("SELECT * FROM trajectories") or {})
-    real = _real("trajectories")[0]
+    real = real_rows("trajectories")[0]
     assert row.keys() == real.keys()
     not_null = {name for name, value in real.items() if value is not None}
     assert {name for name, value in row.items() if value is not None} == not_null
@@ -87,7 +83,7 @@ async def test_rows_have_the_columns_keys_and_types_of_the_games_own(store: Stor
     assert _shape(json.loads(row["stepsJson"])[0]) == _shape(json.loads(real["stepsJson"])[0])
 
     call = dict(await store.pool.fetchrow('SELECT * FROM llm_call_logs ORDER BY "callId"') or {})
-    real_call = _real("llm_call_logs")[0]
+    real_call = real_rows("llm_call_logs")[0]
     assert call.keys() == real_call.keys()
     assert {name for name in call if call[name] is not None} == {
         name for name in real_call if real_call[name] is not None
@@ -220,7 +216,7 @@ async def test_outcomes_follow_time_order_and_the_probability_is_that_of_yes(sto
     price, question, still_open = await store.pool.fetch(
         "SELECT * FROM market_outcomes ORDER BY id"
     )
-    assert dict(price).keys() == _real("market_outcomes")[0].keys()
+    assert dict(price).keys() == real_rows("market_outcomes")[0].keys()
     assert [float(price[name]) for name in ("startPrice", "endPrice", "changePercent")] == [
         401.2, 388.75, -3.1,
     ]  # fmt: skip
