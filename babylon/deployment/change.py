@@ -21,6 +21,7 @@ from babylon.core.types import Change, Claim
 from babylon.deployment.checks.check_result import Checked
 from babylon.store.connection import Store
 from babylon.store.gateways import (
+    LOAD_S,
     GatewayRow,
     live_gateways,
     wait_for_acks,
@@ -32,7 +33,6 @@ from babylon.store.proposals import proposed
 from babylon.store.routes import RESTORER, Route, Split, commit_route
 
 log = logging.getLogger(__name__)
-LOAD_S = 630.0  # a gateway gives its engine 600 s to load a policy
 ACK_S = 120.0  # long enough for an engine that restarts at this moment
 DRAIN_S = 30.0  # streams may take minutes; the policy stays loaded for them
 FORCED = "; its checks were skipped by hand"  # at the end of a reason

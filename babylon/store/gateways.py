@@ -18,6 +18,7 @@ from babylon.store.routes import Route
 log = logging.getLogger(__name__)
 LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
 FOLLOW_S = 10.0  # for the other gateways, once half of them have followed
+LOAD_S = 630.0  # a gateway gives its engine 600 s to load a policy
 _POLL_S = 0.02
 _HALTED_S = 10.0  # a gateway that halts while it holds the lock loses it after this time
 

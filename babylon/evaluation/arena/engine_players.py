@@ -25,11 +25,10 @@ from babylon.evaluation.arena.players import Player
 from babylon.game.market.orders import MAX_REPLY_TOKENS
 from babylon.serving import pinned_calls
 from babylon.store.connection import Store
-from babylon.store.gateways import GatewayRow, live_gateways, wait_until_loaded
+from babylon.store.gateways import LOAD_S, GatewayRow, live_gateways, wait_until_loaded
 from babylon.store.proposals import proposed
 from babylon.store.quarantine import probe_keys
 
-LOAD_S = 630.0  # as for a deployment: a gateway gives its engine 600 s to load a policy
 AT_ONCE = 256  # calls at one gateway: more than an engine samples together, less than a queue holds
 _TRIES = 300  # an engine that restarts loads its policies again, which takes minutes
 _SILENT_TRIES = 30  # more than a gateway on a busy machine is silent
