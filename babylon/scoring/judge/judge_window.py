@@ -26,6 +26,7 @@ from statistics import fmean, pstdev
 
 from babylon.core.errors import ScoringError
 from babylon.core.types import Rejection
+from babylon.quality.decode import MAX_DETAIL
 from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger
 from babylon.scoring.judge.cached_judge import (
     RETRIES,
@@ -62,7 +63,6 @@ from babylon.scoring.judge.judgment import (
 from babylon.scoring.judge.pace import Pace
 from babylon.scoring.judge.validity import JudgedGroup, Trust, believe
 
-MAX_DETAIL = 300  # characters of a rejection's detail
 BLIND = Trust(validity=1.0)
 
 
