@@ -87,11 +87,17 @@ def _interval(values: Sequence[float], *, copies: bool) -> tuple[float, float]:
     if copies and count > 2:
         half = 1.96 * (1 + 1.5 / (count - 1)) * stdev(values) / sqrt(count)  # about Student's t
         return max(mean - half, -1.0), min(mean + half, 1.0)
-    share, z2 = min(max((1 + mean) / 2, 0.0), 1.0), 1.96**2
+    low, high = wilson(min(max((1 + mean) / 2, 0.0), 1.0), count)
+    return 2 * low - 1, 2 * high - 1
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share."""
+    z2 = 1.96**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     root = sqrt(share * (1 - share) / count + z2 / (4 * count**2))
     half = 1.96 * root / (1 + z2 / count)
-    return 2 * (middle - half) - 1, 2 * (middle + half) - 1
+    return middle - half, middle + half
 
 
 def prior_correlation(results: Sequence[CanaryResult], usual: float, variance: float) -> float:

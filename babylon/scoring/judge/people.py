@@ -4,10 +4,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
 from random import Random
 
 from babylon.scoring.judge.calibrate import fit_preferences
+from babylon.scoring.judge.canary_results import wilson
 from babylon.scoring.judge.validity import JudgedGroup
 from babylon.store.people import PairAnswer
 
@@ -97,7 +97,7 @@ def people_lines(answers: Sequence[PairAnswer], outcomes: Mapping[str, float]) -
         ]
         decided = [gap for gap in gaps if gap]
         share = sum(gap > 0 for gap in decided) / len(decided) if decided else 0.5
-        low, high = _wilson(share, len(decided)) if decided else (0.0, 1.0)
+        low, high = wilson(share, len(decided)) if decided else (0.0, 1.0)
         lines.append(
             PersonLine(
                 person=person,
@@ -109,11 +109,3 @@ def people_lines(answers: Sequence[PairAnswer], outcomes: Mapping[str, float]) -
             )
         )
     return lines
-
-
-def _wilson(share: float, count: int) -> tuple[float, float]:
-    z2 = 1.96**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    root = sqrt(share * (1 - share) / count + z2 / (4 * count**2))
-    half = 1.96 * root / (1 + z2 / count)
-    return middle - half, middle + half
