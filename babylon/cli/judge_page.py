@@ -27,7 +27,7 @@ async def read_scores(store: Store, window: str) -> tuple[dict[str, object], lis
 
 def print_group(name: str, group: Sequence[ScoredRow], members: Sequence[ScoredRow]) -> None:
     """Print the ``members`` of a scenario's group, and the best and worst of the whole group."""
-    rows = [[score.agent_id, score.score, _interval(score), _because(score)] for score in members]
+    rows = [[score.agent_id, score.score, _interval(score), score.because] for score in members]
     print_table(f"Scenario {name}", ["agent", "score", "interval", "because"], rows)
     if len(group) > 1 and group[0].score > group[-1].score:
         best, worst = _equals(group, group[0]), _equals(group, group[-1])
@@ -153,10 +153,3 @@ def _interval(score: ScoredRow) -> str:
     if score.low is None or score.high is None:
         return "–"
     return f"{score.low:.2f} to {score.high:.2f}"
-
-
-def _because(score: ScoredRow) -> str:
-    """Return the first reason, or the components of a score without reasons."""
-    if score.reasons:
-        return score.reasons[0]
-    return ", ".join(f"{part} {value:.2f}" for part, value in score.components.items())

@@ -25,6 +25,13 @@ class StoredScore:
     reasons: Sequence[str] = ()
     seen: str | None = None
 
+    @property
+    def because(self) -> str:
+        """The first reason, or the components of a score without reasons."""
+        if self.reasons:
+            return self.reasons[0]
+        return ", ".join(f"{part} {value:.2f}" for part, value in self.components.items())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRow(StoredScore):

@@ -60,16 +60,15 @@ def _rejections(facts: WindowFacts) -> Iterator[str]:
 def _extremes(played: Sequence[Played]) -> Iterator[str]:
     best, worst = played[:SHOWN], played[max(SHOWN, len(played) - SHOWN) :]
     rows = [
-        (span(one.agent_id), f"{one.score.score:.3f}", f"{one.pnl_usd:+.2f}", _because(one))
+        (
+            span(one.agent_id),
+            f"{one.score.score:.3f}",
+            f"{one.pnl_usd:+.2f}",
+            span(one.score.because),
+        )
         for one in (*best, *worst)
     ]
     yield from table(("agent", "score", "P&L, $", "<because"), rows)
-
-
-def _because(one: Played) -> str:
-    if one.score.reasons:
-        return span(one.score.reasons[0])
-    return span(", ".join(f"{part} {value:.2f}" for part, value in one.score.components.items()))
 
 
 def _judging(facts: WindowFacts) -> Iterator[str]:
