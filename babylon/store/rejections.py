@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim, Rejection
-from babylon.store.connection import Store, guarded
+from babylon.store.connection import Connection, Store, guarded
 
 SAMPLES = 3  # shown for each reason
 
@@ -48,12 +48,19 @@ async def replace_rejections(store: Store, claim: Claim, rows: Iterable[Rejectio
         await connection.execute(
             "DELETE FROM babylon.rejections WHERE window_id = $1", claim.window_id
         )
-        await connection.executemany(
-            "INSERT INTO babylon.rejections (window_id, trajectory_id, reason, detail)"
-            " VALUES ($1, $2, $3, $4)",
-            [(claim.window_id, row.trajectory_id, row.reason, row.detail) for row in rows],
-        )
+        await insert_rejections(connection, claim, rows)
     failpoint("rejections.after")
+
+
+async def insert_rejections(
+    connection: Connection, claim: Claim, rows: Iterable[Rejection]
+) -> None:
+    """Store rejections of the window, none of which is stored yet."""
+    await connection.executemany(
+        "INSERT INTO babylon.rejections (window_id, trajectory_id, reason, detail)"
+        " VALUES ($1, $2, $3, $4)",
+        [(claim.window_id, row.trajectory_id, row.reason, row.detail) for row in rows],
+    )
 
 
 async def window_rejections(store: Store, window_id: str) -> list[RejectedFor]:

@@ -7,6 +7,7 @@ from operator import attrgetter
 from babylon.core.failpoints import failpoint
 from babylon.core.types import Claim, Rejection
 from babylon.store.connection import Store, guarded, require_game_tables
+from babylon.store.rejections import insert_rejections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,5 @@ async def replace_scores(
             claim.window_id,
             scored,
         )
-        await connection.executemany(
-            "INSERT INTO babylon.rejections (window_id, trajectory_id, reason, detail)"
-            " VALUES ($1, $2, $3, $4)",
-            [(claim.window_id, one.trajectory_id, one.reason, one.detail) for one in rejections],
-        )
+        await insert_rejections(connection, claim, rejections)
     failpoint("scores.after")
