@@ -37,6 +37,7 @@ from babylon.quality.row_checks import RecordedAnswer, read_or_none
 from babylon.store.calls import CALL_COLUMNS, CALLS_BEFORE, CALLS_OF_PLAYS, OF_OWNER
 from babylon.store.connection import Connection, Store, require_game_tables
 from babylon.store.market_outcomes import OF_WINDOW
+from babylon.store.play_in_use import IN_TIME
 from babylon.store.published import Withheld, read_withheld
 from babylon.store.session import in_batches
 
@@ -51,16 +52,12 @@ _PROMPTS = ("system", "user")  # an empty result of a tool is a result
 _STATE = ("agentBalance", "agentPnL", "openPositions", "activeMarkets")
 _ACTION = ("actionType", "success", "parameters", "result", "error", "reasoning")
 # Parameters: the window's start and end; for market outcomes those of ``OF_WINDOW``.
-_PLAYED = (
-    """"startTime" >= $1::timestamptz AT TIME ZONE 'UTC'"""
-    """ AND "startTime" < $2::timestamptz AT TIME ZONE 'UTC'"""
-)
-_OF_WINDOW = f'SELECT "trajectoryId" FROM trajectories WHERE {_PLAYED}'
+_OF_WINDOW = f'SELECT "trajectoryId" FROM trajectories WHERE {IN_TIME}'
 _GAME_FILES = {
     "users": f'SELECT u.* FROM "User" u WHERE id IN'
     f' (SELECT "agentId" FROM trajectories WHERE "trajectoryId" IN ({_OF_WINDOW}))'
     ' ORDER BY id COLLATE "C"',
-    "trajectories": f"SELECT t.* FROM trajectories t WHERE {_PLAYED}"
+    "trajectories": f"SELECT t.* FROM trajectories t WHERE {IN_TIME}"
     ' ORDER BY "trajectoryId" COLLATE "C"',
     "llm_call_logs": f'SELECT l.* FROM llm_call_logs l WHERE "trajectoryId" IN ({_OF_WINDOW})'
     ' ORDER BY "callId" COLLATE "C"',
@@ -227,7 +224,7 @@ def _players(steps_json: str) -> list[str]:
 _TRACES = f"""
     SELECT "trajectoryId", "agentId", "windowId", "scenarioId", "startTime", "endTime",
         "finalStatus", "finalBalance"::float8, "finalPnL"::float8, "stepsJson"::text
-    FROM trajectories t WHERE {_PLAYED} ORDER BY "trajectoryId" COLLATE "C"
+    FROM trajectories t WHERE {IN_TIME} ORDER BY "trajectoryId" COLLATE "C"
 """
 _SEATS = """
     SELECT coalesce("scenarioId", "windowId"), "agentId" FROM trajectories

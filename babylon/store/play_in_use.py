@@ -192,14 +192,15 @@ SELECT w.window_id, w.minutes, w.state, coalesce(w.lease_until > now(), false) A
 FROM babylon.windows w
 """
 
-_IN_TIME = (
+# Parameters: the start and the end of the time.
+IN_TIME = (
     "\"startTime\" >= $1::timestamptz AT TIME ZONE 'UTC'"
     " AND \"startTime\" < $2::timestamptz AT TIME ZONE 'UTC'"
 )
 # What was imported lately stays, however old it is: nobody has trained it.
 _OLD = f"""
 SELECT "trajectoryId" FROM trajectories
-WHERE {_IN_TIME} AND "createdAt" < $3::timestamptz AT TIME ZONE 'UTC'
+WHERE {IN_TIME} AND "createdAt" < $3::timestamptz AT TIME ZONE 'UTC'
 """
 _IMPORTED = """
 SELECT number FROM unnest($1::timestamptz[], $2::timestamptz[])
@@ -212,5 +213,5 @@ WHERE EXISTS (SELECT FROM trajectories
 # Windows shorter than an hour share the truth of the hour.
 _OUTCOMES = (
     'DELETE FROM market_outcomes WHERE "windowId" = ANY($3::text[])'
-    f" AND NOT EXISTS (SELECT FROM trajectories WHERE {_IN_TIME})"
+    f" AND NOT EXISTS (SELECT FROM trajectories WHERE {IN_TIME})"
 )
