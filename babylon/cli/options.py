@@ -153,6 +153,8 @@ def given(**options: Any) -> dict[str, Any]:
 def require_new_directory(target: Path) -> None:
     """Refuse a target that exists or cannot be made, before the work that would fill it.
 
+    Its parents are made.
+
     Raises:
         ConfigError: it exists.
         OSError: it cannot be made.
