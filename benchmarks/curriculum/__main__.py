@@ -15,9 +15,9 @@ model and the best scripted rule on the same unseen worlds. ``population``: sibl
 learning rates of ``FOUNDERS`` in every hour, of which the fittest goes on; the arms to compare are
 ``ours`` with each of them.
 
-Each run (level, arm, seed and options) is written to ``--results`` and not run again. One that was
-stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept what it
-had learned, finished or not; ``--figures`` draws one figure a level.
+Each run (level, arm, seed and options) becomes a line in ``--results`` and is not run again. One
+that was stopped goes on after its last hour. ``--stability`` prints how every run of ``ours`` kept
+what it had learned, finished or not; ``--figures`` draws one figure a level.
 """
 
 import argparse
@@ -46,7 +46,6 @@ from benchmarks.curriculum.reader import reader
 from benchmarks.curriculum.results import (
     RunKey,
     RunResult,
-    all_stored,
     over_sft,
     store,
     stored,
@@ -61,6 +60,7 @@ OF_PREFERENCES = "preferences."  # settings of that group, in --set
 READER_SEED = 1000
 SHORT_PROMPT = ("L0", "L5")  # levels of the starter's prompt
 PPO_LOOKS = 8
+LARGE = ("pairs", "wealth")  # of an hour; no result needs them
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.figures:
         from benchmarks.curriculum.figures import draw
 
-        print(*draw(all_stored(options.results), options.figures), sep="\n")
+        print(*draw([*stored(options.results).values()], options.figures), sep="\n")
         return
     if options.reader:
         made = reader(
@@ -99,8 +99,8 @@ def main(arguments: Sequence[str]) -> None:
                 base=base.name,
                 settings=tuple(sorted(options.set)),
             )
-            if stored(options.results, key) is None:
-                place = options.results / "unfinished" / key.file.removesuffix(".json")
+            if key not in stored(options.results):
+                place = options.results / "unfinished" / key.name
                 place.mkdir(parents=True, exist_ok=True)
                 result, policy = run(key, base, options.look, place)
                 if options.new_words and key.arm != "ppo":  # PPO sees features
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
                     shutil.copytree(policy, options.keep)
                 store(options.results, result)
                 shutil.rmtree(place)
-    results = all_stored(options.results)
+    results = stored(options.results).values()
     print("\n".join([*table(results), "", *over_sft(results)]))
 
 
@@ -138,7 +138,9 @@ def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[Run
             hours, cpu_s = _learner(key, base, looks, place), 0.0
             for row, policy in hours:  # noqa: B007
                 print(json.dumps(asdict(row)), flush=True)
-                curve.append(asdict(row))
+                curve.append(
+                    {name: value for name, value in asdict(row).items() if name not in LARGE}
+                )
                 cpu_s += row.cpu_s
         end = started if policy == base else look(level, last, policy, key.worlds)
         pnl, malformed = end.pnl, float(end.malformed.mean())

@@ -1,4 +1,4 @@
-"""Results of runs on disk, one file each, and their table. A run with a file is not repeated."""
+"""Results of runs, a file a level and a line a run, and their tables."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -34,9 +34,9 @@ class RunKey:
         return self.first + self.hours - 1
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         digest = blake2b(repr(self).encode(), digest_size=4).hexdigest()
-        return f"{self.level}-{self.arm}-seed{self.seed}-{digest}.json"
+        return f"{self.level}-{self.arm}-seed{self.seed}-{digest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,22 +64,19 @@ class RunResult:
     new_words: tuple[float, float] | None = None
 
 
-def stored(directory: Path, key: RunKey) -> RunResult | None:
-    """Return the result of a run, ``None`` if it was not run."""
-    path = directory / key.file
-    return _read(path) if path.exists() else None
+def stored(directory: Path) -> dict[RunKey, RunResult]:
+    """Return the results of a directory, level by level in the order of their ends."""
+    files = sorted(directory.glob("L*.jsonl"))
+    lines = (line for file in files for line in file.read_bytes().splitlines())
+    results = (msgspec.json.decode(line, type=RunResult) for line in lines)
+    return {result.key: result for result in results}
 
 
 def store(directory: Path, result: RunResult) -> None:
-    """Write a result. It appears whole or not at all."""
+    """Append a result to its level's file."""
     directory.mkdir(parents=True, exist_ok=True)
-    part = directory / f".{result.key.file}"
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
-    part.replace(directory / result.key.file)
-
-
-def all_stored(directory: Path) -> list[RunResult]:
-    return [_read(path) for path in sorted(directory.glob("L*.json"))]
+    with (directory / f"{result.key.level}.jsonl").open("ab") as lines:
+        lines.write(msgspec.json.encode(result) + b"\n")
 
 
 def table(results: Iterable[RunResult]) -> list[str]:
@@ -158,7 +155,3 @@ def _over_seeds(means: Sequence[float]) -> str:
 def _play(key: RunKey) -> tuple[object, ...]:
     """What two arms must share to be compared."""
     return key.level, key.seed, key.hours, key.first, key.agents, key.worlds, key.base
-
-
-def _read(path: Path) -> RunResult:
-    return msgspec.json.decode(path.read_bytes(), type=RunResult)

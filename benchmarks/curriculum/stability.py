@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.curriculum.results import all_stored
+from benchmarks.curriculum.results import stored
 
 SPAN = 10  # hours: the mean of one hour's few worlds says little
 MOST_FAILED = 0.1
@@ -70,7 +70,7 @@ def stability(results: Path) -> list[str]:
 
 
 def _runs(results: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    for run in all_stored(results):
+    for run in stored(results).values():
         if run.key.arm == "ours":
             settings = " ".join(run.key.settings) or "the recipe"
             curve: list[Any] = [*run.curve]

@@ -11,7 +11,7 @@ from babylon.game.market.words import NEWS, PERP_NEWS
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
 from benchmarks.curriculum.population import members
-from benchmarks.curriculum.results import RunKey, RunResult, all_stored, over_sft, table
+from benchmarks.curriculum.results import RunKey, RunResult, over_sft, stored, table
 from benchmarks.curriculum.stability import course
 from benchmarks.curriculum.wording import NEW_NEWS, NEW_PERP_NEWS, reworded
 
@@ -52,7 +52,7 @@ def test_a_run_that_has_a_result_is_not_run_again(
         (2, ()),
         (0, ("discount=0.5",)),
     ]
-    assert {one.key for one in all_stored(tmp_path)} == set(ran)
+    assert stored(tmp_path).keys() == set(ran)
     program.main(["--table", "--results", str(tmp_path)])
     assert len(ran) == 4
     assert "| L1 | ours | 8 × 64 | 3 | 160 | +120 [+100, +140] |" in capsys.readouterr().out
