@@ -46,7 +46,7 @@ from benchmarks.curriculum.reader import reader
 from benchmarks.curriculum.results import (
     RunKey,
     RunResult,
-    over_sft,
+    differences,
     store,
     stored,
     table,
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
                 store(options.results, result)
                 shutil.rmtree(place)
     results = stored(options.results).values()
-    print("\n".join([*table(results), "", *over_sft(results)]))
+    print("\n".join([*table(results), "", *differences(results)]))
 
 
 def run(key: RunKey, base: Path, looks: Sequence[int], place: Path) -> tuple[RunResult, Path]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 
 from babylon.evaluation.arena.confidence import mean_interval
+from babylon.evaluation.arena.play import Floats
 from babylon.evaluation.experiment.difference import student
 
 
@@ -60,7 +62,7 @@ class RunResult:
     decisions: int
     cpu_s: float
     curve: tuple[object, ...]
-    by_world: tuple[float, ...] = ()
+    by_world: tuple[float, ...]
     new_words: tuple[float, float] | None = None
 
 
@@ -114,33 +116,32 @@ def _new_words(runs: Iterable[RunResult]) -> str:
     return ", ".join(f"{fmean(values):.0f}" for values in zip(*known, strict=True))
 
 
-def over_sft(results: Iterable[RunResult]) -> list[str]:
-    """Return a Markdown table of every other arm's gain over ``sft`` of the same seeds and worlds.
+def differences(results: Iterable[RunResult]) -> list[str]:
+    """Return a Markdown table of what an arm earns more than another on the same seeds and worlds.
 
     The first interval is over worlds: for these seeds. The second, Student's t of the seeds' means
     behind it, is for another seed.
-    Runs from before ``by_world`` are left out.
     """
-    runs = [run for run in results if run.by_world]
-    taught = {_play(run.key): run for run in runs if run.key.arm == "sft"}
-    groups: dict[tuple[str, ...], list[tuple[RunResult, RunResult]]] = {}
-    for run in runs:
-        if run.key.arm != "sft" and (beside := taught.get(_play(run.key))):
-            name = " ".join([run.key.arm, *run.key.settings])
-            hours = f"{run.key.hours} × {run.key.agents}"
-            groups.setdefault((run.key.level, name, hours), []).append((run, beside))
+    plays: dict[tuple[str, str, str], dict[str, RunResult]] = {}
+    for run in results:
+        plays.setdefault(_play(run.key), {})[" ".join([run.key.arm, *run.key.settings])] = run
+    groups: dict[tuple[str, ...], list[Floats]] = {}
+    for (level, hours, _), arms in plays.items():
+        for one, other in permutations(arms, 2):
+            by_world = np.subtract(arms[one].by_world, arms[other].by_world)
+            groups.setdefault((level, hours, one, other), []).append(by_world)
     lines = [
-        "| level | arm | hours × agents | seeds | over `sft`, worlds | over `sft`, seeds |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| level | hours × agents | arm | over | seeds | over worlds | over seeds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (level, name, hours), pairs in sorted(groups.items()):
-        by_world = [np.subtract(run.by_world, beside.by_world) for run, beside in pairs]
+    for names, by_world in sorted(groups.items()):
         mean = mean_interval(np.mean(by_world, axis=0))
-        lines.append(
-            f"| {level} | {name} | {hours} | {len(pairs)}"
-            f" | {mean.mean:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]"
-            f" | {_over_seeds([one.mean() for one in by_world])} |"
-        )
+        if mean.mean >= 0:  # the other order says the same
+            lines.append(
+                f"| {' | '.join(names)} | {len(by_world)}"
+                f" | {mean.mean:+.0f} [{mean.low:+.0f}, {mean.high:+.0f}]"
+                f" | {_over_seeds([float(one.mean()) for one in by_world])} |"
+            )
     return lines
 
 
@@ -152,6 +153,7 @@ def _over_seeds(means: Sequence[float]) -> str:
     return f"[{np.mean(means) - half:+.0f}, {np.mean(means) + half:+.0f}] ({listed})"
 
 
-def _play(key: RunKey) -> tuple[object, ...]:
-    """What two arms must share to be compared."""
-    return key.level, key.seed, key.hours, key.first, key.agents, key.worlds, key.base
+def _play(key: RunKey) -> tuple[str, str, str]:
+    """What two arms must share to be compared: level, hours and all else."""
+    hours = f"{key.hours} × {key.agents}"
+    return key.level, hours, f"{key.seed} {key.first} {key.worlds} {key.base}"

@@ -11,7 +11,7 @@ from babylon.game.market.words import NEWS, PERP_NEWS
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
 from benchmarks.curriculum.population import members
-from benchmarks.curriculum.results import RunKey, RunResult, over_sft, stored, table
+from benchmarks.curriculum.results import RunKey, RunResult, differences, stored, table
 from benchmarks.curriculum.stability import course
 from benchmarks.curriculum.wording import NEW_NEWS, NEW_PERP_NEWS, reworded
 
@@ -29,6 +29,7 @@ def result(key: RunKey, gain: float) -> RunResult:
         decisions=100,
         cpu_s=60,
         curve=([1, 2.0],),
+        by_world=(gain - 5, gain + 5),
     )
 
 
@@ -58,7 +59,7 @@ def test_a_run_that_has_a_result_is_not_run_again(
     assert "| L1 | ours | 8 × 64 | 3 | 160 | +120 [+100, +140] |" in capsys.readouterr().out
 
 
-def test_an_arm_is_compared_with_sft_of_the_same_seed_and_worlds() -> None:
+def test_arms_of_the_same_seed_and_worlds_are_compared() -> None:
     key = RunKey(level="L3", arm="ours", seed=0, hours=1, agents=8, worlds=3, base="b")
     runs = [
         replace(result(replace(key, seed=seed, arm=arm), 0.0), by_world=by_world)
@@ -70,7 +71,9 @@ def test_an_arm_is_compared_with_sft_of_the_same_seed_and_worlds() -> None:
             ("ours", 2, (500.0, 500.0, 500.0)),  # no sft of this seed
         ]
     ]
-    assert over_sft(runs)[2] == "| L3 | ours | 1 × 8 | 2 | +3 [+2, +5] | [+0, +6] (+3, +3) |"
+    assert differences(runs)[2:] == [
+        "| L3 | 1 × 8 | ours | sft | 2 | +3 [+2, +5] | [+0, +6] (+3, +3) |"
+    ]
 
 
 def test_the_interval_of_one_seed_is_over_worlds() -> None:
