@@ -10,6 +10,7 @@ from babylon.game.market.scenario import HOUR, STARTER, make_scenario
 from babylon.game.market.words import NEWS, PERP_NEWS
 from benchmarks.curriculum import __main__ as program
 from benchmarks.curriculum import ppo
+from benchmarks.curriculum.figures import curve
 from benchmarks.curriculum.population import members
 from benchmarks.curriculum.results import RunKey, RunResult, differences, stored, table
 from benchmarks.curriculum.stability import course
@@ -74,6 +75,15 @@ def test_arms_of_the_same_seed_and_worlds_are_compared() -> None:
     assert differences(runs)[2:] == [
         "| L3 | 1 × 8 | ours | sft | 2 | +3 [+2, +5] | [+0, +6] (+3, +3) |"
     ]
+
+
+def test_a_curve_knows_what_each_point_cost() -> None:
+    key = RunKey(level="L0", arm="ours", seed=0, hours=2, agents=8, worlds=4, base="b")
+    ppo = replace(result(key, 9.0), curve=([25, 1.0], [100, 2.0]))
+    assert curve(ppo) == ([25, 100], [15, 60], [1, 2])
+    hours = ({"fleet_pnl": 1.0, "cpu_s": 20.0}, {"fleet_pnl": 2.0, "cpu_s": 40.0})
+    assert curve(replace(ppo, curve=hours)) == ([50, 100], [20, 60], [1, 2])
+    assert curve(replace(ppo, curve=())) == ([100], [60], [49])
 
 
 def test_the_interval_of_one_seed_is_over_worlds() -> None:
