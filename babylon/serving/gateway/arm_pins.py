@@ -5,22 +5,19 @@ route, so that nothing is awaited between reading the route and counting the cal
 """
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import NoReturn
 
 from cachetools import TTLCache
 
 from babylon.core.types import Arm
+from babylon.serving.gateway.brief_queries import BriefQueries
 from babylon.serving.gateway.play.owners import REMEMBERED_S
 from babylon.serving.gateway.route_table import ArmSplit, RouteTable
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import pin_arm, pin_arms
 
-log = logging.getLogger(__name__)
-
-ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
 MAX_CACHED = 100_000  # trajectories, about 43 MB; the database has the others
 
@@ -32,7 +29,7 @@ class ArmPins:
         self._store = store
         self._arms = TTLCache[tuple[str, str], Arm](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[tuple[str, str], Arm] = {}
-        self._queries: set[asyncio.Task[Arm]] = set()
+        self._queries = BriefQueries()
 
     async def pin(
         self, table: RouteTable, model: str, key: str, trajectory_id: str | None
@@ -60,22 +57,9 @@ class ArmPins:
 
     async def _decide(self, split: ArmSplit, key: str, trajectory_id: str) -> None:
         trajectory, chosen = (split.salt, trajectory_id), split.arm(key)
-        query = asyncio.create_task(pin_arm(self._store, *trajectory, chosen))
-        self._queries.add(query)
-        query.add_done_callback(self._on_answer)
-        await asyncio.wait([query], timeout=ANSWER_S)
-        if query.done() and not query.exception():
-            arm = query.result()
-        else:
-            query.cancel()  # not awaited: cancelling a query may take as long as its answer
+        arm = await self._queries.ask(pin_arm(self._store, *trajectory, chosen))
+        if arm is None:
             arm = self._unsaved.setdefault(trajectory, chosen)
             if len(self._unsaved) > MAX_CACHED:  # the oldest keeps its arm by the formula
                 del self._unsaved[next(iter(self._unsaved))]
         self._arms.setdefault(trajectory, arm)
-
-    def _on_answer(self, query: asyncio.Task[Arm]) -> None:
-        self._queries.discard(query)
-        if not query.cancelled() and (error := query.exception()):
-            if not isinstance(error, UNREACHABLE):
-                raise error
-            log.debug("the arm is decided without the database: %r", error)

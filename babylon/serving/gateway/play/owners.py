@@ -6,7 +6,6 @@ collection leaves out calls of other keys than the owner's.
 """
 
 import asyncio
-import logging
 import re
 from contextlib import suppress
 from itertools import islice
@@ -14,14 +13,12 @@ from typing import NoReturn
 
 from cachetools import TTLCache
 
+from babylon.serving.gateway.brief_queries import BriefQueries
 from babylon.serving.openai_wire import RequestError
 from babylon.store import Store
 from babylon.store.connection import UNREACHABLE
 from babylon.store.plays import Owner, PlayClaim, claim_plays
 
-log = logging.getLogger(__name__)
-
-ANSWER_S = 0.25  # the longest that a call waits for the database
 RETRY_S = 0.25
 MAX_CACHED = 100_000  # trajectories, about 36 MB; the database has the others
 REMEMBERED_S = 3600.0  # so that memory follows the fleet's size and not its age
@@ -43,7 +40,7 @@ class TrajectoryOwners:
         self._store = store
         self._owners = TTLCache[str, Owner](MAX_CACHED, REMEMBERED_S)
         self._unsaved: dict[str, PlayClaim] = {}
-        self._queries: set[asyncio.Task[dict[str, Owner]]] = set()
+        self._queries = BriefQueries()
 
     async def require(self, trajectory_id: str, key_id: str, agent_id: str | None) -> str | None:
         """Check that the trajectory is the key's; a trajectory without an owner becomes its own.
@@ -79,13 +76,9 @@ class TrajectoryOwners:
 
     async def _ask(self, trajectory_id: str, claim: PlayClaim) -> Owner:
         claim = self._unsaved.get(trajectory_id, claim)  # an earlier one comes first
-        query = asyncio.create_task(claim_plays(self._store.pool, {trajectory_id: claim}))
-        self._queries.add(query)
-        query.add_done_callback(self._on_answer)
-        await asyncio.wait([query], timeout=ANSWER_S)
-        if query.done() and not query.exception():
-            return query.result()[trajectory_id]
-        query.cancel()  # not awaited: cancelling a query may take as long as its answer
+        query = claim_plays(self._store.pool, {trajectory_id: claim})
+        if (owners := await self._queries.ask(query)) is not None:
+            return owners[trajectory_id]
         return self._claimed(trajectory_id, claim)
 
     def _claimed(self, trajectory_id: str, claim: PlayClaim) -> Owner:
@@ -96,13 +89,6 @@ class TrajectoryOwners:
             del self._unsaved[oldest]
             self._owners.pop(oldest, None)
         return owner, None
-
-    def _on_answer(self, query: "asyncio.Task[dict[str, Owner]]") -> None:
-        self._queries.discard(query)
-        if not query.cancelled() and (error := query.exception()):
-            if not isinstance(error, UNREACHABLE):
-                raise error
-            log.debug("the owner is decided without the database: %r", error)
 
 
 def session_owner(trajectory_id: str) -> str | None:
