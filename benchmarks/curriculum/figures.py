@@ -12,7 +12,7 @@ from benchmarks.curriculum.results import RunResult
 
 matplotlib.use("svg")
 
-FAR = 3
+FAR = 3  # times the best arm's P&L
 
 
 def draw(results: Sequence[RunResult], directory: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
         if runs[0].rule_pnl < FAR * max(run.pnl for run in runs):
             axes.axhline(runs[0].rule_pnl, color="black", ls="--", lw=1)
     _label(by_decisions, "decisions played")
-    _label(by_seconds, "processor time of play and training, seconds")
+    _label(by_seconds, "processor time, seconds")
     by_decisions.set_ylabel("the fleet's mean P&L, $")
     by_decisions.legend(loc="best", fontsize="small")
     counts = {name: len(own) for name, own in sorted(arms.items())}

@@ -124,7 +124,7 @@ def differences(results: Iterable[RunResult]) -> list[str]:
     """
     plays: dict[tuple[str, str, str], dict[str, RunResult]] = {}
     for run in results:
-        plays.setdefault(_play(run.key), {})[" ".join([run.key.arm, *run.key.settings])] = run
+        plays.setdefault(_play(run), {})[" ".join([run.key.arm, *run.key.settings])] = run
     groups: dict[tuple[str, ...], list[Floats]] = {}
     for (level, hours, _), arms in plays.items():
         for one, other in permutations(arms, 2):
@@ -153,7 +153,11 @@ def _over_seeds(means: Sequence[float]) -> str:
     return f"[{np.mean(means) - half:+.0f}, {np.mean(means) + half:+.0f}] ({listed})"
 
 
-def _play(key: RunKey) -> tuple[str, str, str]:
-    """What two arms must share to be compared: level, hours and all else."""
-    hours = f"{key.hours} × {key.agents}"
-    return key.level, hours, f"{key.seed} {key.first} {key.worlds} {key.base}"
+def _play(run: RunResult) -> tuple[str, str, str]:
+    """What two arms must share to be compared: level, hours and all else.
+
+    Base models of one name may differ, if other processors made them. Then they earn other sums.
+    """
+    key = run.key
+    hours, base = f"{key.hours} × {key.agents}", f"{key.base} {run.base_pnl:.2f}"
+    return key.level, hours, f"{key.seed} {key.first} {key.worlds} {base}"

@@ -1,4 +1,4 @@
-"""Queries that a call waits for only briefly: it is answered without the database if need be."""
+"""Queries that a call waits for briefly, and goes on without if the database does not answer."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ class BriefQueries:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def ask(self, query: Coroutine[Any, Any, T]) -> T | None:
-        """Return the query's result, ``None`` if it does not come in time."""
+        """Return the query's result, ``None`` if it fails or does not come in time."""
         task = asyncio.create_task(query)
         self._running.add(task)
         task.add_done_callback(self._on_answer)

@@ -72,7 +72,8 @@ def test_arms_of_the_same_seed_and_worlds_are_compared() -> None:
             ("ours", 2, (500.0, 500.0, 500.0)),  # no sft of this seed
         ]
     ]
-    assert differences(runs)[2:] == [
+    other_base = replace(runs[0], key=replace(key, arm="trl"), base_pnl=41.0)
+    assert differences([*runs, other_base])[2:] == [
         "| L3 | 1 × 8 | ours | sft | 2 | +3 [+2, +5] | [+0, +6] (+3, +3) |"
     ]
 
