@@ -48,9 +48,9 @@ def use_one_arena() -> None:
 def free_memory_is_kept() -> Iterator[None]:
     """Keep the memory that is freed within, for what is allocated next, and return it at the end.
 
-    A training pass allocates and frees the same large blocks again and again. glibc returns each to
-    the system, and every page of the next block costs a fault. A pass of the trainer's benchmark
-    had 70,000 faults. They took a twentieth of its time on a virtual machine, at 5 µs a fault.
+    A pass of a model allocates and frees the same large blocks again and again. glibc returns each
+    to the system, and every page of the next block costs a fault. On a virtual machine the faults
+    took a twentieth of the trainer's time, and a fifth of a checkpoint's in the arena.
     """
     _set(_M_MMAP_MAX, 0)
     _set(_M_TRIM_THRESHOLD, _NEVER)

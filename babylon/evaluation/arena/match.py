@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from babylon.core.memory import free_memory_is_kept
 from babylon.core.types import Ruling
 from babylon.evaluation.arena.betting import sequence
 from babylon.evaluation.arena.confidence import Interval
@@ -49,28 +50,29 @@ async def compare(
     crowds: dict[int, list[Floats]] = {copies: [] for copies in fewer_copies(worlds.seats)}
     looks: list[Look] = []
     ended = None
-    for batch in worlds.batches:
-        meet = partial(play, scenarios=batch.scenarios, seats=worlds.seats)
-        # At once: an engine answers one player while the other's next prompts are written.
-        both = [partial(meet, one, copies=worlds.seats) for one in (champion, challenger)]
-        old, new = await asyncio.gather(*map(asyncio.to_thread, both))
-        before.append(old)
-        after.append(new)
-        for copies, found in crowds.items():
-            mixed = await asyncio.to_thread(meet, challenger, copies=copies, others=champion)
-            found.append(mixed.pnl)
-        standings = Standings(
-            champion=joined(before),
-            challenger=joined(after),
-            crowds={copies: np.concatenate(found) for copies, found in crowds.items()},
-        )
-        credited = standings.differences(worlds)[0]
-        difference = sequence(credited, worlds.budget)
-        looks.append(Look(scenarios=len(credited.values), difference=difference))
-        if progress is not None:
-            progress(looks[-1].scenarios, worlds.budget)
-        if ended := ruled(standings, worlds):
-            break
+    with free_memory_is_kept():  # the players' forward passes, batch after batch
+        for batch in worlds.batches:
+            meet = partial(play, scenarios=batch.scenarios, seats=worlds.seats)
+            # At once: an engine answers one player while the other's next prompts are written.
+            both = [partial(meet, one, copies=worlds.seats) for one in (champion, challenger)]
+            old, new = await asyncio.gather(*map(asyncio.to_thread, both))
+            before.append(old)
+            after.append(new)
+            for copies, found in crowds.items():
+                mixed = await asyncio.to_thread(meet, challenger, copies=copies, others=champion)
+                found.append(mixed.pnl)
+            standings = Standings(
+                champion=joined(before),
+                challenger=joined(after),
+                crowds={copies: np.concatenate(found) for copies, found in crowds.items()},
+            )
+            credited = standings.differences(worlds)[0]
+            difference = sequence(credited, worlds.budget)
+            looks.append(Look(scenarios=len(credited.values), difference=difference))
+            if progress is not None:
+                progress(looks[-1].scenarios, worlds.budget)
+            if ended := ruled(standings, worlds):
+                break
     assert ended is not None  # the last look always rules
     return Match(
         champion=standings.champion,
