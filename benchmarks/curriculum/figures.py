@@ -80,7 +80,9 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
         ylabel="P&L on unseen worlds, $",
         title=seeds,
     )
-    ends.set_xticklabels([name.replace(" ", "\n") for name in sorted(arms)], fontsize="x-small")
+    ends.set_xticklabels(
+        [name.replace(" ", "\n").replace("=", "=\n") for name in sorted(arms)], fontsize="x-small"
+    )
     best, base = f"{runs[0].rule} {runs[0].rule_pnl:.0f}", f"{runs[0].base_pnl:.0f}"
     figure.suptitle(f"{level}: -- best rule ({best}), ·· base model ({base})")
     figure.savefig(target, dpi=110)
