@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from babylon.core.memory import free_memory_is_kept
 from babylon.core.settings_loading import load_settings
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats, Plays, play
@@ -170,14 +171,17 @@ def _year(
 def whole_gate_s(checkpoint: str, budget: int) -> float:
     """Return the wall time of a whole budget played by both sides, without loading.
 
+    Memory is kept, as in a gate.
+
     The checkpoint plays against itself with other random draws.
     """
     worlds = unseen_scenarios("gate", "timed", budget)
     players = [checkpoint_player(checkpoint, seed) for seed in (0, 1)]
     started = time.monotonic()
-    for first in range(0, budget, BATCH):
-        for player in players:
-            play(player, worlds[first : first + BATCH])
+    with free_memory_is_kept():
+        for first in range(0, budget, BATCH):
+            for player in players:
+                play(player, worlds[first : first + BATCH])
     return time.monotonic() - started
 
 

@@ -70,18 +70,12 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
     _label(by_seconds, "processor time, seconds")
     by_decisions.set_ylabel("the fleet's mean P&L, $")
     by_decisions.legend(loc="best", fontsize="small")
-    counts = {name: len(own) for name, own in sorted(arms.items())}
-    seeds = "seeds: " + ", ".join(f"{name}: {count}" for name, count in counts.items())
-    if len({*counts.values()}) == 1:
-        seeds = f"{len(runs) // len(counts)} seeds each"
     ends.set(
-        xticks=range(len(arms)),
-        xlim=(-0.5, len(arms) - 0.5),
-        ylabel="P&L on unseen worlds, $",
-        title=seeds,
+        xticks=range(len(arms)), xlim=(-0.5, len(arms) - 0.5), ylabel="P&L on unseen worlds, $"
     )
+    labels = [f"{name} seeds:\u00a0{len(own)}" for name, own in sorted(arms.items())]
     ends.set_xticklabels(
-        [name.replace(" ", "\n").replace("=", "=\n") for name in sorted(arms)], fontsize="x-small"
+        [label.replace(" ", "\n").replace("=", "=\n") for label in labels], fontsize="x-small"
     )
     best, base = f"{runs[0].rule} {runs[0].rule_pnl:.0f}", f"{runs[0].base_pnl:.0f}"
     figure.suptitle(f"{level}: -- best rule ({best}), ·· base model ({base})")
