@@ -62,7 +62,7 @@ RECIPES: dict[str, Callable[[int], EmbeddedModelRecipe]] = {
         short_steps=200,
         reading_steps=650,
         tokenizer_chats=1000,
-        edition=5,
+        edition=6,
     ),
 }
 """Recipes by the game whose prompts the model knows: ``BASE_MODEL=embedded:hour``."""

@@ -19,7 +19,7 @@ from babylon.evaluation.arena.confidence import Interval, mean_interval
 from babylon.game.market.game import make_market
 from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
-from babylon.game.market.prompts import render_observation
+from babylon.game.market.prompts import NAMES, agent_name, render_observation
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import RULES, SCRIPTED_AGENTS, ScriptedAgent
 
@@ -29,7 +29,6 @@ ReplyPolicy = Callable[[Sequence[Chat], Sequence[int]], Sequence[str]]
 """(chats, one seed per chat) → replies."""
 Decide = Callable[[Sequence[Seat]], Sequence[Decision]]
 YARDSTICKS = ("random", "news", "oracle")
-NAME = "arena"  # every player's name in its prompts; in a shared market with its seat's number
 WORST = 0.05  # share of the worlds in ``tail``
 
 
@@ -184,8 +183,17 @@ def play(
 
 def _table(scenario: Scenario, seats: int, copies: int) -> Table:
     market = make_market(scenario)
-    names = [NAME] if seats == 1 else [f"{NAME}-{number}" for number in range(1, seats + 1)]
-    return Table(market, [market.join(name) for name in names], copies)
+    return Table(market, [market.join(name) for name in names_of(scenario, seats)], copies)
+
+
+def names_of(scenario: Scenario, seats: int) -> list[str]:
+    """Return the names of a world's players: those of a fleet, others in each world.
+
+    A small model answers worse under a name that no agent of its training had.
+    """
+    drawn = blake2b(scenario.scenario_id.encode(), digest_size=8).digest()
+    first = int.from_bytes(drawn) % NAMES
+    return [agent_name(first + seat) for seat in range(seats)]
 
 
 def _decided(decide: Decide, seats: Sequence[Sequence[Seat]]) -> list[dict[str, Decision]]:
@@ -200,7 +208,8 @@ def is_malformed(decision: Decision) -> bool:
 
 
 def _draw(seed: int, seat: Seat) -> str:
-    seated = "" if seat.account.name == NAME else f":{seat.account.name}"
+    alone = len(seat.market.accounts) == 1
+    seated = "" if alone else f":{seat.account.name}"
     return f"{seed}:{seat.scenario.scenario_id}:{seat.tick}{seated}"
 
 

@@ -16,7 +16,7 @@ from itertools import islice
 import msgspec
 
 from babylon.core.errors import ArenaError
-from babylon.evaluation.arena.play import NAME, play, scripted
+from babylon.evaluation.arena.play import names_of, play, scripted
 from babylon.game.market.game import Game
 from babylon.game.market.prompts import render_observation
 from babylon.game.market.scenario import HOUR, STARTER, Rules, Scenario, make_scenario
@@ -44,8 +44,8 @@ class Suite:
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite(name="starter", version=2, rules=STARTER, scenarios=512),
-        Suite(name="hour", version=5, rules=HOUR, scenarios=64),
+        Suite(name="starter", version=3, rules=STARTER, scenarios=512),
+        Suite(name="hour", version=6, rules=HOUR, scenarios=64),
     )
 }
 
@@ -79,5 +79,6 @@ def digest(worlds: Sequence[Scenario]) -> str:
         sha.update(msgspec.json.encode(world))
     first = list(islice(worlds, _REFERENCE_WORLDS))
     for world, pnl in zip(first, play(scripted(random_trader), first).pnl, strict=True):
-        sha.update(msgspec.json.encode((f"{pnl:.2f}", render_observation(Game(world), NAME))))
+        prompt = render_observation(Game(world), *names_of(world, 1))
+        sha.update(msgspec.json.encode((f"{pnl:.2f}", prompt)))
     return sha.hexdigest()

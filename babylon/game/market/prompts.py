@@ -27,6 +27,12 @@ STRATEGIES = (
 RECENT = 5  # number of headlines and of posts shown
 MOVERS = 3  # number of top gainers and of top losers shown
 MAX_ERROR = 160  # characters
+NAMES = 64  # of agents, from which transcripts and the arena draw
+
+
+def agent_name(number: int) -> str:
+    """Return the name of a fleet's agent, which its prompts carry."""
+    return f"agent-{number}"
 
 
 def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:

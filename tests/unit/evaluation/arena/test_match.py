@@ -13,6 +13,7 @@ from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.arena.worlds import BATCH, GateWorlds, WorldBatch, simulated
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
+from babylon.game.market.prompts import NAMES, agent_name
 from babylon.game.market.scenario import Rules
 from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
 
@@ -190,6 +191,29 @@ def test_replies_are_drawn_alike_in_a_world_and_tick_whatever_happened_before() 
         seen.append([])
         play(drawing(amount), WORLDS[:2])
     assert seen[0] == seen[1] and len(set(seen[0])) == 12
+
+
+@pytest.mark.parametrize("seats", [1, 3])
+async def test_both_sides_meet_a_world_under_the_same_names_of_a_fleet(seats: int) -> None:
+    """A small model may fail under a name that no agent of its training had."""
+    worlds = simulated(WORLDS[:24], seats=seats)
+    met: dict[str, dict[str, list[str]]] = {"champion": {}, "challenger": {}}
+
+    def noting(side: str) -> Decide:
+        def decide(asked: Sequence[Seat]) -> Sequence[Decision]:
+            for seat in asked:
+                met[side][seat.scenario.scenario_id] = [*seat.market.accounts]
+            return [Hold() for _ in asked]
+
+        return decide
+
+    await compare(noting("champion"), noting("challenger"), worlds)
+    assert met["champion"] == met["challenger"] and len(met["champion"]) == 24
+    fleet = {agent_name(number) for number in range(NAMES + seats)}
+    assert all(
+        len(set(names)) == seats and fleet.issuperset(names) for names in met["champion"].values()
+    )
+    assert len({names[0] for names in met["champion"].values()}) > 12
 
 
 def test_simulated_gates_promote_what_is_better_and_hardly_anything_else() -> None:
