@@ -19,7 +19,7 @@ from babylon.evaluation.arena.confidence import Interval, mean_interval
 from babylon.game.market.game import make_market
 from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
-from babylon.game.market.prompts import NAMES, agent_name, render_observation
+from babylon.game.market.prompts import NAMES, name_of_agent, render_observation
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import RULES, SCRIPTED_AGENTS, ScriptedAgent
 
@@ -187,13 +187,14 @@ def _table(scenario: Scenario, seats: int, copies: int) -> Table:
 
 
 def names_of(scenario: Scenario, seats: int) -> list[str]:
-    """Return the names of a world's players: those of a fleet, others in each world.
+    """Return the names of a world's players, which are those of a fleet's agents.
 
-    A small model answers worse under a name that no agent of its training had.
+    The world's id decides, so both sides of a match have the same names. A small model answers
+    worse under a name that no agent of its training had.
     """
     drawn = blake2b(scenario.scenario_id.encode(), digest_size=8).digest()
     first = int.from_bytes(drawn) % NAMES
-    return [agent_name(first + seat) for seat in range(seats)]
+    return [name_of_agent(first + seat) for seat in range(seats)]
 
 
 def _decided(decide: Decide, seats: Sequence[Sequence[Seat]]) -> list[dict[str, Decision]]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from uuid import uuid4
 
 from babylon.core.windows import window_at
-from babylon.game.market.prompts import agent_name
+from babylon.game.market.prompts import name_of_agent
 from babylon.game.market.scenario import STARTER, Rules, Scenario, make_scenario
 
 TICK = timedelta(minutes=1)
@@ -100,7 +100,7 @@ def deal(
             name=f"{world}{kind}",
             start_minute=minute,
         )
-        tables.append((scenario, [agent_name(index) for index in members]))
+        tables.append((scenario, [name_of_agent(index) for index in members]))
     return tables
 
 

@@ -27,11 +27,11 @@ STRATEGIES = (
 RECENT = 5  # number of headlines and of posts shown
 MOVERS = 3  # number of top gainers and of top losers shown
 MAX_ERROR = 160  # characters
-NAMES = 64  # of agents, from which transcripts and the arena draw
+NAMES = 64  # number of agents' names in transcripts and in the arena
 
 
-def agent_name(number: int) -> str:
-    """Return the name of a fleet's agent, which its prompts carry."""
+def name_of_agent(number: int) -> str:
+    """Return the name that a fleet's agent has in its prompts."""
     return f"agent-{number}"
 
 

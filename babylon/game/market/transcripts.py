@@ -12,7 +12,7 @@ from random import Random
 
 from babylon.game.market.game import Game
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
-from babylon.game.market.prompts import NAMES, agent_name, render_observation
+from babylon.game.market.prompts import NAMES, name_of_agent, render_observation
 from babylon.game.market.scenario import STARTER, Rules, make_scenario
 from babylon.game.market.scripted import SCRIPTED_AGENTS, ScriptedAgent
 
@@ -39,7 +39,7 @@ def scripted_chats(seed: int | str, rules: Rules | None = None) -> Iterator[Chat
     for number in range(1_000_000_000):
         game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
         _, agent = draw_agent(random, game.scenario.rules)
-        name = agent_name(random.randrange(NAMES))
+        name = name_of_agent(random.randrange(NAMES))
         while not game.over:
             observation = render_observation(game, name)
             decision = agent(game, random)
@@ -79,7 +79,7 @@ def _choices(
     for number in range(1_000_000_000):
         game = Game(make_scenario(f"transcript:{seed}:{number}", rules))
         _, agent = draw_agent(random, rules, mixture)
-        name = agent_name(random.randrange(NAMES))
+        name = name_of_agent(random.randrange(NAMES))
         while not game.over:
             drawn = [draw_agent(random, rules, mixture)[1] for _ in range(replies)]
             others = [_plain(other(game, random)) for other in drawn]

@@ -1,6 +1,7 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from random import Random
 
 import numpy as np
@@ -11,9 +12,10 @@ from babylon.evaluation.arena.play import Decide, Plays, joined, play, replies, 
 from babylon.evaluation.arena.ruling import Standings, fewer_copies, ruled, unfit, worse_at_worst
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.arena.worlds import BATCH, GateWorlds, WorldBatch, simulated
+from babylon.game.fleet.fleet_plan import FleetPlan, deal
 from babylon.game.market.market import Seat
 from babylon.game.market.orders import Decision, Hold, Order, OrderKind, render_decision
-from babylon.game.market.prompts import NAMES, agent_name
+from babylon.game.market.prompts import NAMES
 from babylon.game.market.scenario import Rules
 from babylon.game.market.scripted import SCRIPTED_AGENTS, news_follower, random_trader
 
@@ -209,7 +211,8 @@ async def test_both_sides_meet_a_world_under_the_same_names_of_a_fleet(seats: in
 
     await compare(noting("champion"), noting("challenger"), worlds)
     assert met["champion"] == met["challenger"] and len(met["champion"]) == 24
-    fleet = {agent_name(number) for number in range(NAMES + seats)}
+    plan = FleetPlan(start=datetime(2026, 1, 1, tzinfo=UTC), duration_min=6, agents=NAMES + seats)
+    fleet = {name for _, names in deal(plan, plan.start, 6, 0) for name in names}
     assert all(
         len(set(names)) == seats and fleet.issuperset(names) for names in met["champion"].values()
     )
