@@ -31,6 +31,7 @@ from babylon.training.grpo.prefix_tree import PrefixTree, compile_tree
 from babylon.training.grpo.rope import length_classes, sequences_of
 from babylon.training.grpo.router_balance import RouterBalance, RouterLossError, router_balance
 from babylon.training.grpo.stateful import STATEFUL, StatefulForward
+from babylon.training.grpo.threads import fitting_threads
 from babylon.training.grpo.training_input import CallTokens
 from babylon.training.grpo.tree_forward import (
     Loss,
@@ -190,8 +191,15 @@ class PolicyForward:
         model = _causal_lm(self.model)
         lengths = [len(ids) - 1 for ids in tree.ids]
         for calls in length_classes(model.config, lengths):
-            with sequences_of(model.base_model, max(lengths[call] for call in calls)):
+            longest = max(lengths[call] for call in calls)
+            with sequences_of(model.base_model, longest), self._threads():
                 yield calls, tree if len(calls) == len(lengths) else tree.only(calls)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        weight = next(self.model.parameters())
+        if weight.device.type != "cpu":
+            return nullcontext()
+        return fitting_threads(_causal_lm(self.model).config.hidden_size)
 
     def _shared(self, path: Path) -> TreeForward | StatefulForward:
         model = _causal_lm(self.model)

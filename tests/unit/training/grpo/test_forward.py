@@ -217,6 +217,28 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient() -> None:
     assert len(passes) - without > without and not model.model.layers[0].training
 
 
+@pytest.mark.parametrize(
+    ("width", "chosen", "expected"), [(32, None, 1), (576, None, 3), (32, "2", 3)]
+)
+def test_a_narrow_model_is_trained_with_one_thread_unless_the_user_chose(
+    width: int, chosen: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+    model, tree = model_of(hidden_size=width), compile_tree(shared_window())
+    forward, seen, before = PolicyForward(model), set[int](), torch.get_num_threads()
+    model.model.layers[0].register_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    torch.set_num_threads(3)
+    try:
+        forward.logprobs(tree)
+        with pytest.raises(ZeroDivisionError):
+            forward.accumulate(tree, lambda *_: 1 / 0)
+        assert (seen, torch.get_num_threads()) == ({expected}, 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_error_in_the_middle_comes_through_and_leaves_the_model_usable() -> None:
     model, calls = model_of(), shared_window()
     tree, loss = compile_tree(calls), DecoupledLoss(model, calls)
