@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-NARROW = 512  # hidden size
+NARROW = 256  # hidden size
 
 
 @contextmanager

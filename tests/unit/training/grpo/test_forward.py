@@ -218,7 +218,7 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "chosen", "expected"), [(32, None, 1), (576, None, 3), (32, "2", 3)]
+    ("width", "chosen", "expected"), [(32, None, 1), (320, None, 3), (32, "2", 3)]
 )
 def test_a_narrow_model_is_trained_with_one_thread_unless_the_user_chose(
     width: int, chosen: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
