@@ -41,7 +41,12 @@ def shared_calls() -> list[CallTokens]:
     return calls
 
 
-def check(model: Any, calls: list[CallTokens], bounds: list[tuple[Path, int]] = BOUNDS) -> None:
+def check(
+    model: Any,
+    calls: list[CallTokens],
+    bounds: list[tuple[Path, int]] = BOUNDS,
+    most: float = 1e-5,
+) -> None:
     loss = DecoupledLoss(model, calls)
     reference = torch.stack(naive_gradients(model, calls, loss)).sum(0)
     tree = compile_tree(calls)
@@ -50,7 +55,7 @@ def check(model: Any, calls: list[CallTokens], bounds: list[tuple[Path, int]] = 
             forward = PolicyForward(model, max_tokens=bound, path=path)
             forward.keep_tokens = kept
             forward.accumulate(tree, loss)
-            assert_same_gradient(gradient(model), reference)
+            assert_same_gradient(gradient(model), reference, most)
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -95,7 +100,9 @@ def test_a_models_states_are_kept_where_the_tree_branches(
         model = with_adapter(model, 0.05, new_adapter(model, "all", DEFAULT_OPTIONS))
     assert PolicyForward(model).path == "stateful", caplog.text
     calls = shared_calls() + branches_of_one_token()
-    check(model, calls, [("stateful", 10_000), ("stateful", 250), ("padded", 2000)])
+    # a gated delta rule is fp32 in any model: Qwen's differs by 6e-6 even with weights in fp64
+    most = 2e-5 if kind.startswith("qwen3_5") else 1e-5
+    check(model, calls, [("stateful", 10_000), ("stateful", 250), ("padded", 2000)], most)
 
 
 def test_a_shared_state_is_computed_once() -> None:

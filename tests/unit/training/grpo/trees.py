@@ -127,9 +127,9 @@ def naive_gradients(model: Any, calls: Sequence[CallTokens], loss: DecoupledLoss
     return gradients
 
 
-def assert_same_gradient(ours: Tensor, reference: Tensor) -> None:
+def assert_same_gradient(ours: Tensor, reference: Tensor, most: float = 1e-5) -> None:
     """The bounds that the project promises; fp32 noise is about 2e-6."""
     ours, reference = ours.double(), reference.double()
     error = float((ours - reference).norm() / reference.norm())
     cosine = float(ours @ reference / (ours.norm() * reference.norm()))
-    assert error <= 1e-5 and cosine >= 0.99999, (error, cosine)
+    assert error <= most and cosine >= 0.99999, (error, cosine)
