@@ -55,7 +55,9 @@ def _level(runs: Sequence[RunResult], level: str, target: Path) -> None:
     arms: dict[str, list[RunResult]] = {}
     for run in runs:
         arms.setdefault(" ".join([run.key.arm, *run.key.settings]), []).append(run)
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    figure, panels = pyplot.subplots(
+        1, 3, figsize=(16, 4), width_ratios=(4, 4, 5), layout="constrained"
+    )
     by_decisions, by_seconds, ends = panels
     for place, (name, own) in enumerate(sorted(arms.items())):
         decisions, seconds, hours = zip(*map(curve, own), strict=True)
