@@ -53,7 +53,7 @@ class UnitCosts:
     stored_bytes: float  # of a call in Postgres, with its indexes
     stored_token_bytes: float
     trained_token_s: float  # of one pass forward and backward, of a completion token
-    judge_tokens: float = 3000.0  # of a trajectory; `babylon judge costs` has yours
+    judge_tokens: float = 3000.0  # of a trajectory; `babylon judge cost` has yours
     engine_tokens_s: float = 2500.0  # answered by one engine in a second
 
 

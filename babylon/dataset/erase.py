@@ -107,7 +107,7 @@ class Erasure:
                 continue
             told.append(
                 f"Policy {version} {'learnt from it' if how == 'trained' else 'descends from one'}:"
-                " roll back to an older policy (`babylon model rollback`), delete its rows from"
+                " roll back to an older policy (`babylon deploy rollback`), delete its rows from"
                 " the game's tables, then `babylon windows release` the window and train it again."
             )
         for model in self.models:

@@ -241,7 +241,7 @@ async def parents_job(work: TrainInput) -> TrainingJob | None:
         raise ConfigError(
             f"policy {parent.policy_version} was not trained at W&B, so its weights are not there:"
             " set TRAINER=torch, or roll back to a policy that was trained there"
-            " (`babylon model rollback`)"
+            " (`babylon deploy rollback`)"
         )
     if await jobs.is_superseded(work.store, job):
         raise ConfigError(
