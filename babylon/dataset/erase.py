@@ -135,9 +135,22 @@ async def erase(
         NothingToEraseError: the name is unknown.
         PublishError: the hub refused. The name is withheld from later files all the same.
     """
+    if apply:  # at once: a run that publishes may hold the lock for an hour
+        await _withhold_known(store, publish, kind, name, reason)
     # While a run of the daily flow commits files, the ledger does not know them yet.
     async with publishing(store) if apply else nullcontext():
         return await _erase(store, home, publish, kind, name, reason, apply, squash)
+
+
+async def _withhold_known(
+    store: Store, publish: PublishSettings, kind: Kind, name: str, reason: str
+) -> None:
+    """Keep the name out of later files, also if the hub is down or a file cannot be read."""
+    published = await list_published(store, publish.repository or "", begun=True)
+    recorded = await _recorded(store, kind, name)
+    if await _is_known(store, publish, published, kind, name, recorded):
+        await withhold(store, kind, name, reason)
+        await withhold_plays(store, sorted(recorded), reason)
 
 
 async def _erase(
@@ -156,10 +169,6 @@ async def _erase(
     recorded = await _recorded(store, kind, name)
     known = name in withheld.agents | withheld.trajectories
     known = known or await _is_known(store, publish, published, kind, name, recorded)
-    if apply and known:
-        # First: no later file may hold it, also if the hub is down or a file cannot be read.
-        await withhold(store, kind, name, reason)
-        await withhold_plays(store, sorted(recorded), reason)
     trajectories = recorded | ({name} if known and kind == "trajectory" else set())
     trajectories |= await asyncio.to_thread(_in_files, home, publish, published, kind, name)
     if not known and not trajectories:

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx2  # the client of huggingface_hub, whose errors it passes on
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    set_client_factory,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils._http import default_client_factory  # blocks requests in offline mode
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from babylon.core.errors import ConfigError, PublishError
@@ -29,6 +35,7 @@ log = logging.getLogger(__name__)
 RepositoryKind = Literal["dataset", "model"]
 MOVED = 412
 _ATTEMPTS = 5
+SILENT_S = 300.0  # a large commit is answered late; the library would wait for ever
 # A download without an answer looks for a local copy, and says that there is none.
 _BROKEN = (httpx2.TransportError, ConnectionError, TimeoutError, LocalEntryNotFoundError)
 _REMEDIES = {
@@ -37,6 +44,22 @@ _REMEDIES = {
     403: "the token may not write there, or the account's storage is used up: check both",
     413: "a file is larger than the hub takes",
 }
+
+
+def _client() -> httpx2.Client:
+    """The library's client, which gives up a connection that falls silent."""
+    client = default_client_factory()
+    client.event_hooks = {"request": [*client.event_hooks["request"], _give_up]}
+    return client
+
+
+def _give_up(request: httpx2.Request) -> None:
+    """Limit a request that the library sends without limits, whatever its client's are."""
+    limits = request.extensions["timeout"]
+    request.extensions["timeout"] = {name: limits[name] or SILENT_S for name in limits}
+
+
+set_client_factory(_client)
 
 
 @dataclass(frozen=True, slots=True)

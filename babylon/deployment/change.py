@@ -23,6 +23,7 @@ from babylon.store.connection import Store
 from babylon.store.gateways import (
     LOAD_S,
     GatewayRow,
+    gateway_runs,
     live_gateways,
     wait_for_acks,
     wait_until_drained,
@@ -217,8 +218,13 @@ async def _prepare(
     if target.new is None:
         return _Prepared()
     started = time.monotonic()
+    runs = run_checks is not None and await gateway_runs(store)
     gateways = await wait_until_loaded(store, target.new, LOAD_S)
     loaded = time.monotonic()
+    if runs and not gateways:  # they will follow the route once they are back
+        raise ServingError(
+            f"all gateways stopped before policy {target.new} was checked: start one"
+        )
     if not gateways or run_checks is None:
         return _Prepared(prepare_s=loaded - started)
     checked = await run_checks(store, target.new, before.policy_version, gateways)

@@ -1,6 +1,7 @@
 """A policy's whole weights in one directory: an adapter merged into its base."""
 
 import logging
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,8 @@ from babylon.policies.checkpoint_files import adapter_base
 from babylon.policies.load import load_policy
 
 log = logging.getLogger(__name__)
+CONVERT_S = 3600.0  # of the largest models, from a slow disk
+_VARIABLES = ("PATH", "HOME", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")  # no secret of ours
 CONVERTER = "convert_hf_to_gguf.py"  # llama.cpp's; it is not on the package index
 
 
@@ -51,9 +54,17 @@ def write_gguf(source: Path, target: Path) -> Path | None:
     converter = shutil.which(CONVERTER)
     if converter is None:
         return None
-    done = subprocess.run(
-        [converter, str(source), "--outfile", str(target)], capture_output=True, text=True
-    )
+    try:
+        done = subprocess.run(
+            [converter, str(source), "--outfile", str(target)],
+            capture_output=True,
+            text=True,
+            timeout=CONVERT_S,
+            env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        )
+    except subprocess.TimeoutExpired:
+        log.warning("no gguf: %s took more than %.0f s", CONVERTER, CONVERT_S)
+        return None
     if done.returncode == 0 and target.exists():
         return target
     lines = done.stderr.strip().splitlines()

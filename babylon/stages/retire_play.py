@@ -79,6 +79,13 @@ async def retire_play(
         published = await published_windows(store, repository, before)
         uses = await window_uses(store)
         old = spent(uses, before=before, published=published)
+        if waiting := len(spent(uses, before=before, published=None)) - len(old):
+            log.warning(
+                "%d windows are older than %s and kept until they are published: see why"
+                " `babylon dataset publish` fails, or unset PUBLISH_TO",
+                waiting,
+                f"{before:%F}",
+            )
         going, gone = (
             [
                 parse_window_id(one.window_id, one.minutes)

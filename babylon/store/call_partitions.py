@@ -47,10 +47,14 @@ async def keep_ahead(store: Store) -> NoReturn:
         try:
             # A clock here that is years ahead would make a table for each of their days.
             await make_partitions(store, await read_now(store) + AHEAD)
+        except asyncpg.InsufficientPrivilegeError as error:  # no call is lost by it
+            log.warning(
+                "calls go to babylon.calls_other: no partition is made (%s); let this user create"
+                " tables in the schema babylon",
+                error,
+            )
         except UNREACHABLE as error:
             log.debug("no partition is made now: %r", error)
-        except asyncpg.PostgresError as error:  # no right to, or a lock: no call is lost by it
-            log.warning("calls go to babylon.calls_other: no partition is made (%s)", error)
         await asyncio.sleep(LOOK_S)
 
 

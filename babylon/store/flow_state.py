@@ -23,6 +23,7 @@ _LAST = """
 SELECT updated_at, metrics FROM babylon.windows
 WHERE state = ANY($1) AND position('+' IN window_id) = 0 ORDER BY window_id DESC LIMIT 1
 """
+_PUBLISHED = "SELECT max(published_at) FROM babylon.published WHERE revision <> ''"
 _WITHOUT_TRUTH = """
 SELECT count(*) FROM babylon.windows
 WHERE state = ANY($1) AND position('+' IN window_id) = 0 AND metrics ->> 'market_outcomes' = '0'
@@ -35,9 +36,10 @@ class FlowState:
 
     ``leased`` windows are in work, ``lost`` ones were when their worker died. ``quarantined``
     gateways run, and no change of the route waits for them. ``without_truth`` windows were judged
-    without market outcomes. ``judge_usd``: the judge's cost of this UTC day. ``metrics`` are the
-    numbers among the metrics of the newest finished window. ``health`` is that of the newest window
-    that was validated.
+    without market outcomes. ``judge_usd``: the judge's cost of this UTC day. ``published_at``: when
+    a window was last entered in the ledger of the dataset. ``metrics`` are the numbers among the
+    metrics of the newest finished window. ``health`` is that of the newest window that was
+    validated.
     """
 
     windows: Mapping[str, int]
@@ -48,6 +50,7 @@ class FlowState:
     judge_usd: float
     newest_play: datetime | None
     finished_at: datetime | None
+    published_at: datetime | None
     metrics: Mapping[str, float]
     health: WindowHealth | None
 
@@ -72,7 +75,7 @@ async def newest_play(store: Store) -> datetime | None:
 
 
 async def read_flow_state(store: Store) -> FlowState:
-    """Read the state in eight short queries."""
+    """Read the state in nine short queries."""
     states = await store.pool.fetch(f"{_STATES} GROUP BY state")
     last = await store.pool.fetchrow(_LAST, [str(state) for state in DONE])
     scored = [str(state) for state in {*FINISHED, WindowState.SCORED}]
@@ -85,6 +88,7 @@ async def read_flow_state(store: Store) -> FlowState:
         without_truth=await store.pool.fetchval(_WITHOUT_TRUTH, scored),
         newest_play=await newest_play(store),
         finished_at=last["updated_at"] if last else None,
+        published_at=await store.pool.fetchval(_PUBLISHED),
         metrics={
             name: float(value)
             for name, value in (last["metrics"] if last else {}).items()

@@ -18,6 +18,7 @@ from babylon.store.routes import Route
 log = logging.getLogger(__name__)
 LIVE_S = 10.0  # a gateway that was silent for this time counts as gone
 FOLLOW_S = 10.0  # for the other gateways, once half of them have followed
+SILENT_S = 300.0  # a stalled database or host may silence gateways that serve for so long
 LOAD_S = 630.0  # a gateway gives its engine 600 s to load a policy
 _POLL_S = 0.02
 _HALTED_S = 10.0  # a gateway that halts while it holds the lock loses it after this time
@@ -85,6 +86,13 @@ async def remove_gateway(store: Store, gateway_id: str) -> None:
     await store.pool.execute("DELETE FROM babylon.gateways WHERE gateway_id = $1", gateway_id)
 
 
+async def remove_old_gateways(store: Store) -> None:
+    """Delete the rows of gateways that ended without a goodbye more than a day ago."""
+    await store.pool.execute(
+        "DELETE FROM babylon.gateways WHERE seen_at < now() - interval '1 day'"
+    )
+
+
 async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayRow]:
     """Return the gateways that announced themselves in the last ``within_s`` seconds."""
     rows = await store.pool.fetch(
@@ -94,6 +102,27 @@ async def live_gateways(store: Store, within_s: float = LIVE_S) -> list[GatewayR
         timedelta(seconds=within_s),
     )
     return [GatewayRow(**row) for row in rows]
+
+
+async def gateway_runs(store: Store) -> bool:
+    """Return True if a gateway is live. Those that fell silent and did not stop are waited for.
+
+    Raises:
+        ServingError: they stayed silent for ``SILENT_S``, or stopped meanwhile.
+    """
+    silent: list[GatewayRow] = []
+    while not await live_gateways(store):
+        found = await live_gateways(store, SILENT_S)
+        if not found and silent:
+            raise ServingError(
+                f"no gateway answers, and these served before: {', '.join(map(str, silent))};"
+                " start one"
+            )
+        if not found:
+            return False
+        silent = found
+        await asyncio.sleep(_POLL_S)
+    return True
 
 
 async def wait_until_loaded(

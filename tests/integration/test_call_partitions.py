@@ -61,6 +61,22 @@ async def test_a_gateways_wrong_clock_makes_no_partitions_of_years(
     assert made == 2  # those of a new database
 
 
+async def test_a_user_who_may_not_create_tables_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def refused(*_: object) -> NoReturn:
+        raise asyncpg.InsufficientPrivilegeError("permission denied for schema babylon")
+
+    async def sleep(_: float) -> NoReturn:
+        raise InterruptedError
+
+    monkeypatch.setattr(call_partitions, "make_partitions", refused)
+    monkeypatch.setattr(call_partitions.asyncio, "sleep", sleep)
+    with pytest.raises(InterruptedError):
+        await call_partitions.keep_ahead(store)
+    assert "let this user create tables in the schema babylon" in caplog.text
+
+
 async def test_an_old_day_is_dropped_once_no_window_of_it_is_in_use(store: Store) -> None:
     days = [NOW + timedelta(days=number) for number in (8, 9, 10)]
     await make_partitions(store, days[-1])

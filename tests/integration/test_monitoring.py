@@ -92,6 +92,7 @@ async def scrape(store: Store, settings: Settings) -> Metrics:
         windows={str(state): 1 for state in WindowState},
         newest_play=now,
         finished_at=now,
+        published_at=now,
         metrics=dict.fromkeys([*names, "duration_minutes"], 0.0),
         health=WindowHealth(window_id="w", minutes=60, figures={"agents": 3.0}),
     )

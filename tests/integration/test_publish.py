@@ -1,6 +1,7 @@
 """Publishing to a hub: exactly one commit, whatever happens on the way."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 import pytest
+from huggingface_hub import close_session
 
 from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ConfigError, PublishError
@@ -32,13 +34,14 @@ from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
 from babylon.dataset.build import build_tables, build_windows, selection_of, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
+from babylon.dataset.hub import Hub
 from babylon.dataset.performance import performance_rows
 from babylon.dataset.publish import publish_days, publishing_status
 from babylon.dataset.rows import training_rows_of
 from babylon.dataset.schema import SCHEMAS
 from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
-from babylon.store import Store
+from babylon.store import Store, published
 from babylon.store.late import store_collected
 from babylon.store.lineage import trained_into
 from babylon.store.published import PublishedFile, list_published, read_withheld, was_trained
@@ -260,6 +263,38 @@ async def die_before_the_revision(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(publishing, "record_published", dies)
         await push(store, settings)
+
+
+async def test_a_take_down_withholds_the_name_while_another_run_publishes(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    await finish(store, publisher, WINDOW, [played(WINDOW, one) for one in ("ann", "bo")])
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    async with published.publishing(store):
+        taking = asyncio.create_task(erase(store, home, publish, "agent", "ann", apply=True))
+        async with asyncio.timeout(30):
+            while "ann" not in (await read_withheld(store)).agents:
+                await asyncio.sleep(0.01)
+        assert not taking.done()
+    assert (await taking).revision
+
+
+async def test_a_hub_that_falls_silent_is_given_up(
+    publisher: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "SILENT_S", 0.2)
+    monkeypatch.setattr(hub_module, "_ATTEMPTS", 1)
+    close_session()  # the next one is made with that limit
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = publisher.replace(publish={"endpoint": address}).publish
+        hub = Hub(settings, "owner/play")
+        with pytest.raises(
+            PublishError, match=r"owner/play: the connection failed \(ReadTimeout\)"
+        ):
+            await asyncio.to_thread(hub.head)
+    close_session()
 
 
 async def test_a_take_down_finds_a_commit_that_was_not_entered(

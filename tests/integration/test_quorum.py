@@ -2,15 +2,21 @@
 
 import asyncio
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
 from babylon.core.errors import ServingError
+from babylon.deployment.change import ChangeRequest
+from babylon.deployment.replace import replace_champion
 from babylon.store import Store, gateways
 from babylon.store.gateways import (
     GatewayRow,
     announce_gateway,
+    gateway_runs,
     live_gateways,
+    remove_gateway,
+    remove_old_gateways,
     wait_for_acks,
     wait_until_loaded,
 )
@@ -60,6 +66,55 @@ async def test_a_gateway_that_does_not_follow_is_quarantined_until_it_does(route
     await end_quarantine(routed, "west")
     assert await quarantined(routed) == {}
     assert await wait_for_acks(routed, 2, 0, WAIT_S) == ("east", "west")
+
+
+async def fall_silent(store: Store, name: str, seconds: float) -> None:
+    await store.pool.execute(
+        "UPDATE babylon.gateways SET seen_at = now() - $2 * interval '1 s' WHERE gateway_id = $1",
+        name,
+        seconds,
+    )
+
+
+async def test_gateways_that_a_stalled_database_silenced_are_waited_for(routed: Store) -> None:
+    assert not await gateway_runs(routed)
+    await announce_gateway(routed, row("east"))
+    await fall_silent(routed, "east", 60)
+    waiting = asyncio.create_task(gateway_runs(routed))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await announce_gateway(routed, row("east"))
+    assert await waiting
+
+
+async def test_nothing_goes_live_unchecked_if_gateways_that_served_stay_away(
+    routed: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await announce_gateway(routed, row("east"))
+    await fall_silent(routed, "east", 60)
+    order = ChangeRequest(author="test", reason="test")
+
+    async def never(*_: object) -> NoReturn:
+        raise AssertionError("there is nobody whom the checks could ask")
+
+    changing = asyncio.create_task(replace_champion(routed, never, 1, order))
+    await asyncio.sleep(0.1)
+    assert not changing.done()
+    await fall_silent(routed, "east", gateways.SILENT_S + 1)
+    with pytest.raises(ServingError, match="east at http://east:8000; start one"):
+        await changing
+    assert await routed.pool.fetchval("SELECT max(policy_version) FROM babylon.routes") == 0
+    made = await replace_champion(routed, never, 1, order)  # nobody has served for long
+    assert made.policy_version == 1
+
+
+async def test_rows_of_gateways_that_ended_long_ago_go(routed: Store) -> None:
+    for name, silent_s in (("east", 60.0), ("west", 90_000.0)):
+        await announce_gateway(routed, row(name), probe_key="secret")
+        await fall_silent(routed, name, silent_s)
+    await remove_old_gateways(routed)
+    assert [one.gateway_id for one in await live_gateways(routed, 1e6)] == ["east"]
+    await remove_gateway(routed, "east")
 
 
 async def test_the_quarantined_count_as_gateways(routed: Store) -> None:

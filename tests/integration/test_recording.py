@@ -137,7 +137,7 @@ async def test_a_segment_outlives_a_database_that_is_away(store: Store, tmp_path
     left_behind(tmp_path, 1, 2)
     await store.pool.execute("ALTER TABLE babylon.calls RENAME TO hidden")
     shipper = Shipper(store, tmp_path)
-    await shipper.close()
+    assert not await shipper.close()
     assert shipper.shipped_until is None
     await store.pool.execute("ALTER TABLE babylon.hidden RENAME TO calls")
     (segment,) = abandoned(tmp_path)

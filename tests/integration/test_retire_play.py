@@ -410,7 +410,7 @@ async def two_plays_with_a_file_of_the_second(store: Store, ready: Settings) -> 
 
 
 async def test_with_publish_to_the_ledger_alone_says_what_is_published(
-    store: Store, ready: Settings
+    store: Store, ready: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     await two_plays_with_a_file_of_the_second(store, ready)
 
@@ -421,6 +421,7 @@ async def test_with_publish_to_the_ledger_alone_says_what_is_published(
         return retired.windows
 
     assert await removed("owner/play") == 0
+    assert "2 windows are older than 2026-01-31 and kept until they are published" in caplog.text
     await record_published(store, [FIRST])
     assert await removed("owner/play") == 1
 

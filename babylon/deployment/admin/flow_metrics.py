@@ -44,6 +44,12 @@ def flow_metrics(flow: FlowState) -> bytes:
             "End of the work on the newest finished window.",
             flow.finished_at.timestamp(),
         )
+    if flow.published_at:
+        gauge(
+            "published_timestamp_seconds",
+            "When a window was last entered in the ledger of the dataset.",
+            flow.published_at.timestamp(),
+        )
     family("window_metric", "Metrics of the newest finished window.", "metric", flow.metrics)
     if health := flow.health:
         family("window_figure", "Data of the newest validated window.", "figure", health.figures)

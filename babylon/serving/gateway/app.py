@@ -290,10 +290,10 @@ async def open_gateway(
                 for loop in loops:
                     loop.cancel()
         finally:
-            await recorder.close()
+            stored = await recorder.close()
             if tracer:
                 await tracer.close()
-        await follower.leave()
+        await follower.leave(stored)
 
 
 async def _until_answered(table: RouteTable) -> None:

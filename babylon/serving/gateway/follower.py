@@ -113,10 +113,14 @@ class RouteFollower:
                 async with asyncio.timeout(POLL_S):
                     await self._announce_now.wait()
 
-    async def leave(self) -> None:
-        """Remove this gateway from the database, so that no deployment waits for it."""
+    async def leave(self, stored: bool) -> None:
+        """Remove this gateway from the database, so that no deployment waits for it.
+
+        ``stored``: all its calls are. Else collection waits for them, as for a killed gateway's.
+        """
         with suppress(*UNREACHABLE):  # without announcements its row expires
-            await remove_gateway(self._store, self._gateway)
+            if stored:
+                await remove_gateway(self._store, self._gateway)
 
     def _note_outage(self, error: Exception) -> None:
         problem = f"the database does not respond ({str(error) or type(error).__name__})"

@@ -31,7 +31,7 @@ from babylon.serving.gateway.workers import Worker, until_settled, worker_from_o
 from babylon.store import Store, open_store
 from babylon.store.address import parse_url
 from babylon.store.connection import UNREACHABLE
-from babylon.store.gateways import live_gateways, remove_gateway
+from babylon.store.gateways import live_gateways, remove_gateway, remove_old_gateways
 
 
 async def run(settings: Settings, worker: Worker | None) -> None:
@@ -97,9 +97,11 @@ async def remove_dead_gateways(store: Store, gateway_id: str) -> None:
     """Remove the rows of gateways on this host and port whose processes are gone.
 
     A deployment then does not wait for them. A gateway that still runs, in a container with the
-    same host name, adds its row again with its next announcement.
+    same host name, adds its row again with its next announcement. Rows of other hosts go a day
+    after their last announcement.
     """
     place, _, _ = gateway_id.rsplit(":", 2)
+    await remove_old_gateways(store)
     for gateway in await live_gateways(store):
         if gateway.gateway_id.startswith(f"{place}:"):
             pid = int(gateway.gateway_id.split(":")[-2])

@@ -97,8 +97,12 @@ class CallRecorder:
     async def run(self) -> None:
         await self._loop.run_in_executor(self._threads, self._write_all)
 
-    async def close(self) -> None:
-        """Ship the remaining calls if the database answers; others stay for the next start."""
+    async def close(self) -> bool:
+        """Ship the remaining calls if the database answers; others stay for the next start.
+
+        Returns:
+            True if all calls are stored.
+        """
         self._waiting.put(None)
         self._threads.shutdown()
         if self._segment:
@@ -107,7 +111,7 @@ class CallRecorder:
             self._prepared.result().remove()
         await asyncio.sleep(0)  # what was written is settled first
         self.problem = "the gateway is stopping: try again"
-        await self._shipper.close()
+        return await self._shipper.close()
 
     async def _durable(self, record: bytes) -> None:
         durable: asyncio.Future[None] = self._loop.create_future()

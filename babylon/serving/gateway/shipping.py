@@ -104,16 +104,18 @@ class Shipper:
                 del self.gaps[began_at]
         self.shipped_until = begun
 
-    async def close(self) -> None:
-        """Ship the remaining calls, in one attempt, and release the segments."""
+    async def close(self) -> bool:
+        """Ship the remaining calls, in one attempt, and release the segments → are all stored?"""
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self.ship()
         except UNREACHABLE as error:
             log.warning("%d bytes of calls stay on the disk (%r)", self.backlog_bytes, error)
+        stored = self.idle
         for segment in self._segments:
             segment.close()
         self._segments = []
+        return stored
 
     async def _ship(self, segment: Segment) -> None:
         damage = None
