@@ -17,6 +17,7 @@ from babylon.tasks.collect import collect
 from babylon.tasks.deploy import deploy
 from babylon.tasks.dropout import dropout
 from babylon.tasks.experiment import experiment
+from babylon.tasks.promise import promise_kept
 from babylon.tasks.publish import publish
 from babylon.tasks.publish_policy import publish_policy
 from babylon.tasks.retire import retire
@@ -38,8 +39,9 @@ async def eight_stages(
         BabylonError: a stage failed; the window's row keeps the reason.
     """
     settings = gpu.settings
+    arena = (store, settings.seed, settings.model.name)
     try:
-        async with claimed(store, settings.windows, window) as claim:
+        async with claimed(store, settings.windows, window) as claim, promise_kept(*arena, claim):
             started = time.monotonic()
             scored, trained = await resume(store, scoring_fingerprint(settings), claim)
             if scored is None:

@@ -18,13 +18,20 @@ from babylon.evaluation.arena.confidence import Interval
 from babylon.evaluation.arena.engine_players import entered
 from babylon.evaluation.arena.fleet_promise import broken_promise, own_worlds, pairs_of
 from babylon.evaluation.arena.players import Player, policy_player
+from babylon.evaluation.rebuild.recorded import RecordedScenario
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.quality.decode import OF_POOR_PLAY
 from babylon.store.connection import Store
 from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.policies import Policy, get_policy
 from babylon.store.rejections import policies_of_rejected
-from babylon.store.routes import Route, all_routes, earlier_turn_ended, previous_champion
+from babylon.store.routes import (
+    Route,
+    all_routes,
+    earlier_turn_ended,
+    may_serve,
+    previous_champion,
+)
 from babylon.store.windows import get_window
 
 BASE = 0  # version of the base model
@@ -33,17 +40,18 @@ log = logging.getLogger(__name__)
 
 
 async def keep_promise(
-    store: Store, seed: int, route: Route, verdict: Verdict, model: str
+    store: Store, seed: int, route: Route, claim: Claim, model: str, verdict: Verdict | None = None
 ) -> Change | None:
     """Add the window's play to the evidence, and go back to a policy that is surely better.
 
-    Nothing is done while an experiment runs, or if no other policy was champion before.
+    Nothing is done while an experiment runs, or if no other policy was champion before. A rival
+    that cannot play this window is judged by the windows before.
 
     Args:
         model: name of the served model. The engine that serves it plays the other policies, if
             there is one.
-        verdict: of the window's own checkpoint. One that is promoted and gains more than the
-            return does is to be deployed instead.
+        verdict: of the window's own checkpoint, if it has one. One that is promoted and gains more
+            than the return does is to be deployed instead.
 
     Returns:
         The change of the route, if there is one.
@@ -53,17 +61,9 @@ async def keep_promise(
     """
     if route.split is not None or store.game_problem:
         return None
-    claim, champion, rivals = verdict.claim, route.policy_version, await _rivals(store, route)
+    champion, rivals = route.policy_version, await _rivals(store, route)
     players = [policy_player(store.home, one, seed) for one in rivals]
-    try:
-        found = await _pairs(store, seed, claim, champion, players, model)
-    except (
-        ArtifactError,
-        ModelError,
-        ServingError,
-    ) as error:  # evidence that is gone decides nothing
-        log.warning("window %s is not compared with other policies: %s", claim.window_id, error)
-        return None
+    found = await _pairs(store, seed, claim, champion, players, model)
     lost: dict[int, Interval] = {}
     # Who makes a policy champion again knows why it was taken back.
     since = earlier_turn_ended(await all_routes(store), champion)
@@ -74,7 +74,7 @@ async def keep_promise(
         if difference := await asyncio.to_thread(broken_promise, windows, len(rivals)):
             lost[version] = difference
     better = min(lost, key=lambda version: lost[version].mean, default=None)
-    if better is None or (verdict.promote and _gains_more(verdict, -lost[better].mean)):
+    if better is None or (verdict and verdict.promote and _gains_more(verdict, -lost[better].mean)):
         return None
     reason = (
         f"the fleet earned {lost[better]} a play over policy {better} in the same worlds:"
@@ -95,35 +95,49 @@ def _gains_more(verdict: Verdict, usd: float) -> bool:
 
 
 async def _rivals(store: Store, route: Route) -> list[Policy]:
-    """Return the policy that the champion replaced and the base model, if their weights exist."""
+    """Return the policy that the champion replaced and the base model, if they may serve."""
     try:
         before = await previous_champion(store)
     except ModelError:  # the base model serves
         return []
     known = {one.policy_version: one for one in (before, await get_policy(store, BASE))}
     known.pop(route.policy_version, None)
-    return [one for one in known.values() if one.removed_at is None]
+    return [one for version, one in known.items() if await may_serve(store, version)]
 
 
 async def _pairs(
     store: Store, seed: int, claim: Claim, champion: int, rivals: Sequence[Player], model: str
 ) -> list[list[FleetPair]]:
     """Return the window's pairs with each rival; none if its play or its worlds are unknown."""
+    try:
+        worlds = await _worlds(store, claim, champion) if rivals else []
+    except ArtifactError as error:  # evidence that is gone decides nothing
+        log.warning("window %s is not compared with other policies: %s", claim.window_id, error)
+        worlds = []
+    pairs: list[list[FleetPair]] = [[] for _ in rivals]
+    for own, rival in zip(pairs, rivals if worlds else (), strict=False):
+        try:
+            async with entered(store, model, seed, [rival]) as (decide,):
+                own += await asyncio.to_thread(pairs_of, worlds, decide)
+        except (ModelError, ServingError) as error:
+            log.warning("%s does not play window %s: %s", rival.name, claim.window_id, error)
+    return pairs
+
+
+async def _worlds(store: Store, claim: Claim, champion: int) -> list[RecordedScenario]:
+    """Return the window's worlds that the champion alone played, and of which all play is known."""
     row = await get_window(store, claim.window_id)
-    if row is None or row.scored is None or not rivals:
-        return [[] for _ in rivals]
+    if row is None:
+        return []
     # A world counts only if all of its play is known: also what dropout left out, and what was
     # rejected because it was played badly. Without the latter, the champion would look better.
     players: dict[str, Collection[int | None]] = {}
     players |= await policies_of_rejected(store, claim.window_id, OF_POOR_PLAY)
-    for part in (row.scored.artifact, row.scored.held_out):
-        if part is not None:
-            found = await asyncio.to_thread(read_trajectories, store.home, part)
-            players |= {own.trajectory_id: {c.policy_version for c in own.calls} for own in found}
+    # A window that was never scored has rejected play alone.
+    for part in filter(None, (row.scored.artifact, row.scored.held_out) if row.scored else ()):
+        found = await asyncio.to_thread(read_trajectories, store.home, part)
+        players |= {own.trajectory_id: {c.policy_version for c in own.calls} for own in found}
     window = parse_window_id(claim.window_id.partition("+")[0], row.minutes)
     rows = await played_rows(store, window, apart_from=(), most=MOST_ROWS)
     rebuilt = await asyncio.to_thread(rebuild_rows, rows)
-    if not (worlds := own_worlds(rebuilt.scenarios, players, champion)):
-        return [[] for _ in rivals]
-    async with entered(store, model, seed, rivals) as deciding:
-        return [await asyncio.to_thread(pairs_of, worlds, decide) for decide in deciding]
+    return own_worlds(rebuilt.scenarios, players, champion)

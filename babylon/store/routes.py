@@ -151,6 +151,16 @@ async def commit_route(
     return version
 
 
+async def may_serve(store: Store, policy_version: int) -> bool:
+    """Return True if a policy has its checkpoint and its play was not released."""
+    async with store.pool.acquire() as connection:
+        try:
+            await require_present(connection, policy_version)
+        except ModelError:
+            return False
+    return True
+
+
 async def require_present(connection: Connection, policy_version: int) -> None:
     """Check that a policy has its checkpoint.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from babylon.core.errors import BabylonError, ModelError, ServingError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Artifact, Claim, Rejection, Scored
@@ -27,6 +28,9 @@ from babylon.store.fleet_pairs import FleetPair, add_pairs
 from babylon.store.rejections import replace_rejections
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
+from babylon.tasks import promise as tasks_promise
+from babylon.tasks.promise import promise_kept
+from babylon.tasks.stage import stage
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
 from tests.unit.serving.gateway.calls import CALL
@@ -142,6 +146,50 @@ async def test_play_that_was_left_out_or_refused_as_poor_is_evidence_too(
     assert (len(found), len(worlds)) == (counted, 2)
 
 
+async def test_a_window_without_a_valid_play_is_evidence_too(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collapsed policy answers nothing that counts, so its windows are never scored."""
+    window = parse_window_id(await played(store, settings, 8, STARTER))
+    worlds = rebuild_rows(await played_rows(store, window, apart_from=(), most=64)).scenarios
+    names = [play.trajectory_id for world in worlds for play in world.plays]
+    claim = await claim_window(store, window, owner="worker", lease_s=60)
+    refused = [Rejection(trajectory_id=n, reason=Reason.NO_RESPONSE, detail="") for n in names]
+    await replace_rejections(store, claim, refused)
+    calls = [replace(CALL, call_id=n, trajectory_id=n, policy_version=CHAMPION) for n in (names)]
+    await insert_calls(store, calls)
+
+    @asynccontextmanager
+    async def entered(*about: object) -> AsyncIterator[list[Decide]]:
+        if about[-1] == [lost]:
+            raise ModelError("its weights are damaged")
+        yield [scripted(news_follower)]
+
+    monkeypatch.setattr(keep_promise, "entered", entered)
+    lost, rival = (
+        Player(name=name, enter=lambda: scripted(contrarian)) for name in ("lost", "base")
+    )
+    none, found = await keep_promise._pairs(store, 0, claim, CHAMPION, [lost, rival], "babylon")
+    assert (len(none), len(found)) == (0, 2)  # the one that does not load costs only itself
+
+
+@pytest.mark.parametrize("error", [WindowNotReadyError("all scores are equal"), ServingError("x")])
+async def test_a_window_that_teaches_nothing_asks_the_fleet(
+    store: Store, claim: Claim, monkeypatch: pytest.MonkeyPatch, error: BabylonError
+) -> None:
+    asked = []
+
+    async def promise(_: Store, seed: int, model: str, claim: Claim) -> None:
+        asked.append(claim.window_id)
+        raise ServingError("the engine is away")  # is logged
+
+    monkeypatch.setattr(tasks_promise, "promise", stage("promise")(promise).with_options(retries=0))
+    with pytest.raises(type(error), match=str(error)):
+        async with promise_kept(store, 0, "babylon", claim):
+            raise error
+    assert asked == [claim.window_id] * isinstance(error, WindowNotReadyError)
+
+
 def test_only_a_sure_loss_breaks_the_promise() -> None:
     assert broken_promise([]) is None
     assert broken_promise([pairs([-150.0, 150.0] * 60)]) is None
@@ -251,6 +299,21 @@ async def test_a_policy_that_gateways_have_unloaded_returns_too(
         back = await deploy_checkpoint(store, settings, rejected)
     assert (await serving(store), back.policy_version, len(back.changes)) == (0, 0, 1)
     assert await outcomes(store) == ["committed"] * 2  # it was loaded again
+
+
+async def test_a_policy_that_never_serves_again_is_no_rival(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await deploy_checkpoint(store, settings, replace(verdict(claim), policy_version=1))
+    await store.pool.execute(
+        "UPDATE babylon.policies SET parent_version = 1 WHERE policy_version = 2"
+    )
+    await deploy_checkpoint(store, settings, verdict(claim, route_version=2))
+    await store.pool.execute(
+        "INSERT INTO babylon.releases (policy_version, author, reason) VALUES (1, 'me', 'broken')"
+    )
+    route = await current_route(store)
+    assert [one.policy_version for one in await keep_promise._rivals(store, route)] == [0]
 
 
 @pytest.mark.parametrize(
