@@ -69,6 +69,21 @@ async def test_a_fleet_in_shared_markets_is_judged_in_shared_markets(
     assert worlds.batches[0].source == "recorded"
 
 
+async def test_plays_alone_and_a_long_one_do_not_change_the_gate_of_a_fleet_in_shared_markets(
+    store: Store, settings: Settings
+) -> None:
+    for hour in (8, 9):
+        window = await played(store, settings, hour, STARTER, shared=True)
+        start = datetime(2025, 11, 14, hour, tzinfo=UTC)
+        for minutes in (6, 10):
+            plan = FleetPlan(start=start, duration_min=minutes, agents=2, seed=minutes)
+            await run_fleet(store, settings, plan, "scripted")
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and worlds.seats == 8
+    assert worlds.played(worlds.budget)["recorded"] == 2
+    assert {world.rules.ticks for world in worlds.scenarios} == {6}
+
+
 async def test_older_windows_weigh_less(store: Store, settings: Settings) -> None:
     for hour in range(1, 8):
         start = datetime(2025, 11, 14, hour, tzinfo=UTC)
