@@ -4,9 +4,9 @@ It is the gate's second check, which can veto. Where no worlds can be made, it m
 
 Held-out play has two sources, newest windows first: trajectories that dropout removed from a
 window, and whole windows whose policy was not promoted, so that the challenger does not descend
-from it. Trajectories that were trained into the challenger or its ancestors are excluded, and each
-trajectory counts once. If all windows are small and promoted, there is no held-out play, and the
-verdict says so.
+from it. Trajectories that were trained into the challenger or its ancestors are excluded, and those
+that were taken down, which the artifacts still hold. Each trajectory counts once. If all windows
+are small and promoted, there is no held-out play, and the verdict says so.
 
 The P&L is estimated off-policy, from other players' trajectories. The
 method is weighted (self-normalised) importance sampling per trajectory (Precup, Sutton, Singh
@@ -54,6 +54,7 @@ from babylon.evaluation.experiment.difference import student
 from babylon.store.connection import Store
 from babylon.store.lineage import descends, trained_into, windows_trained_into
 from babylon.store.policies import policy_of_batch
+from babylon.store.published import read_withheld
 from babylon.store.windows import WindowRow, list_windows
 
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
@@ -86,7 +87,8 @@ def _hour(window_id: str) -> str:
 async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
     """Return the newest held-out trajectories, and the reason if there are none."""
     found: dict[str, Trajectory] = {}
-    problem = "no held-out play: all that was recorded was trained on"
+    withheld = await read_withheld(store)
+    problem = "no held-out play: all that was recorded was trained on or taken down"
     for row in reversed(await list_windows(store)):
         for artifact in await _held_out(store, row, trained):
             try:
@@ -96,9 +98,13 @@ async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory
                 problem = f"held-out play of window {row.window_id} cannot be read (see the log)"
                 log.warning("%s: %s", problem, error)
                 continue
-            ids = [trajectory.trajectory_id for trajectory in played]
-            seen = await trained_into(store, trained.policy_version, ids)
-            found |= {name: t for name, t in zip(ids, played, strict=True) if name not in seen}
+            new = {
+                one.trajectory_id: one
+                for one in played
+                if not withheld.covers(one.agent_id, one.trajectory_id)
+            }
+            seen = await trained_into(store, trained.policy_version, [*new])
+            found |= {name: one for name, one in new.items() if name not in seen}
         if len(found) >= MOST:
             break
     return [*found.values()][:MOST], problem
