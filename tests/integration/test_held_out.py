@@ -1,25 +1,37 @@
 """The recorded play that a gate may read."""
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import polars as pl
 import pytest
 
 from babylon.core.artifacts import write_artifact
+from babylon.core.errors import ArenaError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, Trajectory, trajectory_row
-from babylon.core.types import Scored, Trained
+from babylon.core.types import Scored, Trained, Verdict
 from babylon.core.windows import parse_window_id
 from babylon.evaluation.arena.held_out import held_out_play
+from babylon.evaluation.tasks import task_gate
 from babylon.store import Store
-from babylon.store.policies import ensure_base
+from babylon.store.policies import ensure_base, get_policy
 from babylon.store.published import withhold
 from babylon.store.windows import claim_window
 from tests.deployments import commit_under
 
 AGENTS = ("ann", "bo", "cy")
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
+
+
+@asynccontextmanager
+async def never_served(*_: object) -> AsyncIterator[tuple[None, None]]:
+    """No policy is loaded."""
+    yield None, None
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +112,33 @@ async def test_play_that_was_taken_down_reaches_no_gate(store: Store, settings: 
     await withhold(store, "agent", "bo", "asked for it")
     found, problem = await held_out_play(store, trained)
     assert not found and "was trained on or taken down" in problem
+
+
+async def test_an_evaluator_gets_play_of_no_hour_that_the_challengers_line_was_trained_on(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that is rejected for the lack of such play is the play that judges the next."""
+    got: list[str] = []
+
+    def worlds(seed: str, count: int, recorded: Sequence[Trajectory]) -> list[object]:
+        got[:] = sorted({one.window_id[11:13] for one in recorded})
+        return []
+
+    evaluator: Any = SimpleNamespace(worlds=worlds)
+    monkeypatch.setattr(task_gate, "load_evaluator", lambda name: evaluator)
+    monkeypatch.setattr(task_gate, "served", never_served)
+
+    async def judged(trained: Trained) -> Verdict:
+        policies = [await get_policy(store, version) for version in (0, trained.policy_version)]
+        return await task_gate.task_verdict(
+            store, trained, 1, *policies, None, name="desk", seed="s", budget=8, model="babylon"
+        )  # fmt: skip
+
+    first = await trained_window(store, settings, 9, state="rejected")
+    rejected = await judged(first)
+    assert rejected.ruling == "insufficient" and "EVALUATOR=desk made no worlds" in rejected.reason
+    line = await trained_window(store, settings, 10)
+    other = await trained_window(store, settings, 11, parent=line.policy_version)
+    with pytest.raises(ArenaError, match="made no worlds"):  # it has play, and does not use it
+        await judged(other)
+    assert got == ["09"]
