@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from babylon.core.errors import reason_of
 from babylon.core.failpoints import failpoint
 from babylon.store.connection import UNREACHABLE, Store, affected
 from babylon.store.policies import lock_routes
@@ -48,7 +49,7 @@ async def proposed(
 ) -> AsyncIterator[int]:
     """Open a proposal and renew it while the block runs; yield its id.
 
-    Its outcome is ``purpose``, or the error that the block raised.
+    Its outcome is ``purpose``, or the reason of the error that the block raised.
 
     Raises:
         ModelError: there is no such policy, or its checkpoint was removed.
@@ -61,7 +62,7 @@ async def proposed(
         yield proposal_id
         outcome = purpose
     except Exception as error:
-        outcome = str(error) or type(error).__name__
+        outcome = reason_of(error)  # other libraries quote prompts and keys
         raise
     finally:
         renewing.cancel()

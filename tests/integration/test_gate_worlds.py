@@ -14,7 +14,7 @@ from babylon.evaluation.arena.recorded_worlds import gate_worlds
 from babylon.evaluation.arena.verdicts import recorded_verdict
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
-from babylon.game.market.scenario import HOUR, STARTER, Rules
+from babylon.game.market.scenario import HOUR, MAX_TEXT, STARTER, Rules
 from babylon.game.market.scripted import SCRIPTED_AGENTS
 from babylon.store import Store
 from babylon.store.windows import claim_window
@@ -69,6 +69,21 @@ async def test_a_fleet_in_shared_markets_is_judged_in_shared_markets(
     assert worlds.batches[0].source == "recorded"
 
 
+async def test_plays_alone_and_a_long_one_do_not_change_the_gate_of_a_fleet_in_shared_markets(
+    store: Store, settings: Settings
+) -> None:
+    for hour in (8, 9):
+        window = await played(store, settings, hour, STARTER, shared=True)
+        start = datetime(2025, 11, 14, hour, tzinfo=UTC)
+        for minutes in (6, 10):
+            plan = FleetPlan(start=start, duration_min=minutes, agents=2, seed=minutes)
+            await run_fleet(store, settings, plan, "scripted")
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and worlds.seats == 8
+    assert worlds.played(worlds.budget)["recorded"] == 2
+    assert {world.rules.ticks for world in worlds.scenarios} == {6}
+
+
 async def test_older_windows_weigh_less(store: Store, settings: Settings) -> None:
     for hour in range(1, 8):
         start = datetime(2025, 11, 14, hour, tzinfo=UTC)
@@ -116,6 +131,21 @@ async def test_the_rules_of_one_row_do_not_choose_the_game_of_all(
     assert worlds is not None and {one.rules for one in worlds.scenarios} == {STARTER}
     await store.pool.execute(change, '"markets":999')  # of a newer version of the game
     assert await gate_worlds(store, window, "seed", FLEET) is None
+
+
+async def test_no_world_of_the_gate_has_a_text_that_an_engine_refuses(
+    store: Store, settings: Settings
+) -> None:
+    await played(store, settings, 8, STARTER)
+    window = await played(store, settings, 9, STARTER)
+    long = """UPDATE trajectories SET "stepsJson" = replace("stepsJson", '"text":"', $1)
+        WHERE "trajectoryId" = (SELECT min("trajectoryId") FROM trajectories
+        WHERE "startTime" < '2025-11-14T09:00')"""
+    assert await store.pool.execute(long, f'"text":"{"x " * 40_000}') == "UPDATE 1"
+    worlds = await gate_worlds(store, window, "seed", FLEET)
+    assert worlds is not None and worlds.batches[0].source == "recorded"
+    texts = [q.text for world in worlds.scenarios for q in world.questions]
+    assert max(map(len, texts)) <= MAX_TEXT
 
 
 async def test_no_world_of_the_trained_time_is_played_after_a_change_of_the_windows_length(

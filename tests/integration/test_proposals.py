@@ -65,6 +65,20 @@ async def test_an_outcome_that_cannot_be_stored_hides_no_error(
     assert len(await open_proposals(store)) == 1
 
 
+async def test_an_outcome_quotes_no_prompt_that_an_error_of_another_library_names(
+    store: Store,
+) -> None:
+    with pytest.raises(KeyError, match="my card is"):
+        async with proposed(store, 1, "arena", "played"):
+            raise KeyError("the prompt: my card is 4111 1111 1111 1111")
+    with pytest.raises(ModelError):
+        async with proposed(store, 1, "arena", "played"):
+            raise ModelError("policy 1 does not load: look at the log")
+    quoted, told = await outcomes(store)
+    assert quoted is not None and quoted.startswith("KeyError at test_proposals.py:")
+    assert "card" not in quoted and told == "policy 1 does not load: look at the log"
+
+
 async def test_a_broken_renewal_is_logged_with_its_traceback(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

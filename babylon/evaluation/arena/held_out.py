@@ -4,9 +4,9 @@ It is the gate's second check, which can veto. Where no worlds can be made, it m
 
 Held-out play has two sources, newest windows first: trajectories that dropout removed from a
 window, and whole windows whose policy was not promoted, so that the challenger does not descend
-from it. Trajectories that were trained into the challenger or its ancestors are excluded, and each
-trajectory counts once. If all windows are small and promoted, there is no held-out play, and the
-verdict says so.
+from it. Trajectories that were trained into the challenger or its ancestors are excluded, and those
+that were taken down, which the artifacts still hold. Each trajectory counts once. If all windows
+are small and promoted, there is no held-out play, and the verdict says so.
 
 The P&L is estimated off-policy, from other players' trajectories. The
 method is weighted (self-normalised) importance sampling per trajectory (Precup, Sutton, Singh
@@ -38,7 +38,7 @@ proves no gain: who has learned by heart how its markets ended would gain there 
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,7 @@ from babylon.evaluation.experiment.difference import student
 from babylon.store.connection import Store
 from babylon.store.lineage import descends, trained_into, windows_trained_into
 from babylon.store.policies import policy_of_batch
+from babylon.store.published import read_withheld
 from babylon.store.windows import WindowRow, list_windows
 
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
@@ -71,23 +72,35 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
     if not found:
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
-    keys = await windows_trained_into(store, trained.policy_version)
-    hours = {_hour(key) for key in keys}  # a game's outcomes are those of whole hours
+    hours = await trained_hours(store, trained)
     fresh = np.array([_hour(trajectory.window_id) not in hours for trajectory in found])
     return await asyncio.to_thread(
         _check, checkpoint, found, training, trained.parent_version, fresh
     )
 
 
+async def trained_hours(store: Store, trained: Trained) -> frozenset[str]:
+    """Return the hours on which the challenger's line was trained: outcomes are of whole hours."""
+    return frozenset(map(_hour, await windows_trained_into(store, trained.policy_version)))
+
+
 def _hour(window_id: str) -> str:
     return window_id[: len("YYYY-MM-DDTHH")]
 
 
-async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory], str]:
-    """Return the newest held-out trajectories, and the reason if there are none."""
+async def held_out_play(
+    store: Store, trained: Trained, apart_from: Collection[str] = ()
+) -> tuple[list[Trajectory], str]:
+    """Return the newest held-out trajectories, and the reason if there are none.
+
+    None is of an hour in ``apart_from``.
+    """
     found: dict[str, Trajectory] = {}
-    problem = "no held-out play: all that was recorded was trained on"
+    withheld = await read_withheld(store)
+    problem = "no held-out play: all that was recorded was trained on or taken down"
     for row in reversed(await list_windows(store)):
+        if _hour(row.window_id) in apart_from:
+            continue
         for artifact in await _held_out(store, row, trained):
             try:
                 played = await asyncio.to_thread(read_trajectories, store.home, artifact)
@@ -96,9 +109,10 @@ async def held_out_play(store: Store, trained: Trained) -> tuple[list[Trajectory
                 problem = f"held-out play of window {row.window_id} cannot be read (see the log)"
                 log.warning("%s: %s", problem, error)
                 continue
-            ids = [trajectory.trajectory_id for trajectory in played]
+            new = [t for t in played if not withheld.covers(t.agent_id, t.trajectory_id)]
+            ids = [trajectory.trajectory_id for trajectory in new]
             seen = await trained_into(store, trained.policy_version, ids)
-            found |= {name: t for name, t in zip(ids, played, strict=True) if name not in seen}
+            found |= {name: t for name, t in zip(ids, new, strict=True) if name not in seen}
         if len(found) >= MOST:
             break
     return [*found.values()][:MOST], problem

@@ -1,11 +1,11 @@
 """The gate's worlds by default: what the fleet plays, rebuilt from its windows, and more like them.
 
 Worlds of recent windows come first, the newest window first. Bets on a window have half the weight
-of those on the fourth window after it. Only worlds with the rules of most plays of the newest
-window are played: under other rules the fleet plays no more. Then come fresh worlds of those rules,
-as long as the rows show that the simulator is the game. The window that the challenger was trained
-on gives its rules, and no world that began in its time, whatever window of another length that
-belongs to as well.
+of those on the fourth window after it. Only worlds with the rules and the number of players of most
+plays of the newest window are played: otherwise the fleet plays no more. Then come fresh worlds of
+that kind, as long as the rows show that the simulator is the game. The window that the challenger
+was trained on gives its rules, and no world that began in its time, whatever window of another
+length that belongs to as well.
 
 Rows without the market's state (``environmentState.market``), as those of the live game, give no
 worlds: after another action, the game's next prompt is unknown. Without any row, nothing shows what
@@ -49,14 +49,10 @@ async def gate_worlds(
     if not recorded:
         return None
     newest = _usual([one for one in recorded if one.window_id == recorded[0].window_id])
-    seats = max(1, len(newest.players))
+    _, seats = _kind(newest)
     budget = max(LEAST_SHARED, budget // seats) if seats > 1 else budget
     own = _played(window_id)
-    usable = [
-        one
-        for one in recorded
-        if one.window_id != own and _alike(one, newest) and max(1, len(one.players)) == seats
-    ]
+    usable = [one for one in recorded if one.window_id != own and _kind(one) == _kind(newest)]
     batches = _batches(usable, int(budget * SHARE))
     rest = budget - sum(len(batch.scenarios) for batch in batches)
     try:
@@ -68,16 +64,28 @@ async def gate_worlds(
 
 
 def _usual(played: Sequence[RecordedScenario]) -> RecordedScenario:
-    """Return the longest of the worlds whose rules most plays had.
+    """Return a world of the kind that most plays had, and as long as a whole round of it.
 
-    One agent's rows must not choose the rules for all. The last round of a window may be cut short.
+    One agent's rows must not choose for all. The last round of a window may be cut short, and may
+    even have more plays, if rows of a whole round are lost: of all lengths that at least half as
+    many plays had as the commonest, the longest counts.
     """
-    plays = Counter[Rules]()
+    kinds, lengths = Counter[tuple[Rules, int]](), Counter[int]()
     for one in played:
-        plays[replace(one.scenario.rules, ticks=0)] += len(one.plays)
-    most = max(plays.values())
-    usual = [one for one in played if plays[replace(one.scenario.rules, ticks=0)] == most]
-    return max(usual, key=lambda one: one.scenario.rules.ticks)
+        kinds[_kind(one)] += len(one.plays)
+    # Of two equally common ones that of more players: its gate tests the crowd besides.
+    most = max(kinds, key=lambda kind: (kinds[kind], kind[1]))
+    usual = [one for one in played if _kind(one) == most]
+    for one in usual:
+        lengths[one.scenario.rules.ticks] += len(one.plays)
+    enough = max(lengths.values()) / 2
+    longest = max(ticks for ticks, plays in lengths.items() if plays >= enough)
+    return next(one for one in usual if one.scenario.rules.ticks == longest)
+
+
+def _kind(one: RecordedScenario) -> tuple[Rules, int]:
+    """Return a world's rules but for its length, and the number of players in its market."""
+    return replace(one.scenario.rules, ticks=0), max(1, len(one.players))
 
 
 async def _fresh(seed: str, count: int, rules: Rules) -> list[Scenario]:
@@ -120,11 +128,6 @@ async def _windows(store: Store, window_id: str) -> tuple[Window, list[Window]]:
 def _played(window_id: str) -> str:
     """Return the window that was played: a recipe trains on the rows of another window."""
     return window_id.partition("+")[0]
-
-
-def _alike(one: RecordedScenario, newest: RecordedScenario) -> bool:
-    """Return whether two worlds have the same rules but for their length."""
-    return replace(one.scenario.rules, ticks=0) == replace(newest.scenario.rules, ticks=0)
 
 
 def _batches(recorded: Sequence[RecordedScenario], most: int) -> list[WorldBatch]:

@@ -24,10 +24,20 @@ from babylon.game.market.game import make_market
 from babylon.game.market.market import Market
 from babylon.game.market.observed import SeenGame, SeenTick
 from babylon.game.market.orders import parse_decision
-from babylon.game.market.scenario import News, NoiseOrder, NpcPost, Perp, Question, Scenario
+from babylon.game.market.scenario import (
+    MAX_TEXT,
+    News,
+    NoiseOrder,
+    NpcPost,
+    Perp,
+    Question,
+    Scenario,
+)
+from babylon.game.market.words import COMPANIES
 
 _TOLERANCE = 1e-6  # shares; reserves are in the hundreds, and floats have sixteen digits
 _CENT = 0.01
+_MOST = 1e9  # largest number that prompts show; the game's are far smaller
 Noise = tuple[NoiseOrder | None, ...]
 _REMEDY = "the rows were changed, or another version of the game wrote them"
 
@@ -54,6 +64,7 @@ def rebuild_fleet(rows: Sequence[RecordedRow]) -> Rebuilt:
             seen = seen_ticks(row)
             if (game := seen[0].game) is None:
                 raise ReplayError(f"{_name(row)}: the first step has no market.game")
+            _check_size(row, game, seen)
             world = _skeleton(row, game, seen), game.players if len(game.players) > 1 else ()
             recorded = _Recorded(row, seen, recorded_play(row))
         except Exception as error:  # whatever one row holds must not cost the others
@@ -180,6 +191,35 @@ def _skeleton(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> Scenari
         ),
         start_minute=game.start_minute,
     )
+
+
+def _check_size(row: RecordedRow, game: SeenGame, seen: list[SeenTick]) -> None:
+    """Refuse a market of which the prompts could be longer than those of made ones.
+
+    An engine refuses what does not fit, and each match in which the world is played would fail.
+    """
+    listed, known = [len(game.questions), len(game.perps)], [game.rules.markets, game.rules.perps]
+    if listed != known or max(listed) > len(COMPANIES):
+        raise ReplayError(
+            f"{_name(row)}: {listed} questions and perps are recorded, by its rules there are"
+            f" {known}, and at most {len(COMPANIES)} of each are possible: {_REMEDY}"
+        )
+    texts = [text for q in game.questions for text in (q.market_id, q.text)]
+    texts += [text for perp in game.perps for text in (perp.ticker, perp.name)]
+    texts += [tick.news.text for tick in seen if tick.news]
+    texts += [text for tick in seen for post in tick.posts for text in (post.author, post.text)]
+    if (longest := max((len(text.encode()) for text in texts), default=0)) > MAX_TEXT:
+        raise ReplayError(
+            f"{_name(row)}: a text of its market has {longest} bytes, those of the game have at"
+            f" most {MAX_TEXT}: {_REMEDY}"
+        )
+    # A number may have three hundred digits.
+    numbers = [game.rules.start_balance, game.rules.fee]
+    numbers += [perp.funding_rate for perp in game.perps]
+    numbers += [price.price for tick in seen for price in tick.prices]
+    numbers += [shares for tick in seen for pool in tick.pools for shares in (pool.yes, pool.no)]
+    if (largest := max(map(abs, numbers))) > _MOST:
+        raise ReplayError(f"{_name(row)}: its market has the number {largest:g}: {_REMEDY}")
 
 
 def outcome_of(row: RecordedRow, market_id: str) -> Side:

@@ -63,7 +63,8 @@ class Evaluator(Protocol[World]):
     def worlds(self, seed: str, count: int, recorded: Sequence[Trajectory]) -> Sequence[World]:
         """Return at most ``count`` worlds.
 
-        They follow from the seed, or from recorded play that the challenger was not trained on.
+        They follow from the seed, or from recorded play of hours on which the challenger's line was
+        not trained. With none of either, the challenger is not promoted.
         """
         ...
 

@@ -1,7 +1,8 @@
 """Recorded prompts and a judge, as an evaluator: for tasks that can be neither replayed nor scored.
 
-A world is some recorded prompts of one scenario that the challenger was not trained on. Both
-policies reply to them, and the judge scores each reply. Prompts of one scenario resemble each
+A world is some recorded prompts of one scenario, of an hour on which the challenger's line was not
+trained: who has learned by heart what was right in a scenario would gain there and nowhere else.
+Both policies reply to them, and the judge scores each reply. Prompts of one scenario resemble each
 other, so together they are one piece of evidence. A judge of pairs that sees both replies is not
 possible behind this protocol; a judge that sees the prompt, the reply and the recorded reply is its
 equivalent: the recorded reply is the common opponent.

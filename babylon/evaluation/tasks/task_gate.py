@@ -11,14 +11,12 @@ from babylon.core.errors import ArenaError
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Trained, Verdict
 from babylon.evaluation.arena.engine_players import engine_table
-from babylon.evaluation.arena.held_out import held_out_play
+from babylon.evaluation.arena.held_out import held_out_play, trained_hours
 from babylon.evaluation.tasks.evaluator import Endpoint, Evaluator, load_evaluator
 from babylon.evaluation.tasks.task_match import Heard, TaskMatch, play_task
 from babylon.policies.shared_files import fetch_checkpoint
 from babylon.store.connection import Store
 from babylon.store.policies import Policy
-
-HOLD_OUT = "set TARGET_TRAJECTORIES below the size of a window, so that dropout holds play out"
 
 
 async def task_verdict(
@@ -43,10 +41,11 @@ async def task_verdict(
         ServingError: The engine that serves does not load a policy.
     """
     evaluator = await asyncio.to_thread(load_evaluator, name)
-    recorded, problem = await held_out_play(store, trained)
+    # Dropout leaves plays out of scenarios that the challenger knows from the other plays.
+    recorded, problem = await held_out_play(store, trained, await trained_hours(store, trained))
     worlds = await asyncio.to_thread(_worlds, evaluator, seed, budget, recorded)
     if len(worlds) == 0 and not recorded:  # some evaluators need recorded play for their worlds
-        raise ArenaError(f"EVALUATOR={name} made no worlds, with {problem}: {HOLD_OUT}")
+        return _without_worlds(trained, route_version, name, problem)
     async with served(store, model, champion, challenger) as (old, new):
         match = await play_task(evaluator, old, new, worlds[:budget], progress)
     return _verdict(trained, route_version, match, name)
@@ -62,6 +61,26 @@ def _worlds(
     if not (hasattr(worlds, "__len__") and hasattr(worlds, "__getitem__")):  # arrays are taken too
         raise ArenaError(f"the evaluator's worlds returned a {type(worlds).__name__}: make a list")
     return worlds
+
+
+def _without_worlds(trained: Trained, route_version: int, name: str, problem: str) -> Verdict:
+    """Return the verdict where the evaluator needs recorded play, and there is none.
+
+    A rejection, and no failure that is tried again: it holds the window's play out for later gates.
+    """
+    return Verdict(
+        claim=trained.claim,
+        policy_version=trained.policy_version,
+        route_version=route_version,
+        promote=False,
+        insufficient=True,
+        reason=(
+            f"insufficient evidence: EVALUATOR={name} made no worlds, with {problem}, and hours on"
+            " which the challenger's line was trained do not count. Let the next windows be"
+            " trained: the play of this one judges them"
+        ),
+        evidence=f"0 worlds of {name}",
+    )
 
 
 def _verdict(trained: Trained, route_version: int, match: TaskMatch, name: str) -> Verdict:

@@ -15,6 +15,7 @@ from babylon.game.market.amm import Side
 from babylon.game.market.words import AUTHORS, COMPANIES, EVENTS, NEWS, PERP_NEWS, RUMOURS, TICKERS
 
 DAY_MINUTES = 24 * 60
+MAX_TEXT = 40  # bytes; no made question, headline, post or name is longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,21 @@ def test_a_shared_market_is_rebuilt() -> None:
             None,
             "opponents zorro are unknown",
         ),
+        (
+            lambda game: game["questions"][1].update(text="Will it? " * 5),
+            None,
+            "a text of its market has 45 bytes, those of the game have at most 40",
+        ),
+        (lambda game: game.update(questions=game["questions"] * 9), None, "[27, 0] questions and"),
+        (
+            lambda game: (
+                game["rules"].update(markets=999),
+                game.update(questions=game["questions"] * 333),
+            ),
+            None,
+            "at most 8 of each are possible",
+        ),
+        (lambda game: game["rules"].update(start_balance=1e300), None, "has the number 1e+300"),
         (lambda game: game.update(players=["a", "b", "b"]), None, "'b' already has an account"),
         (lambda game: None, "c", "c played, but did not join its market"),
     ],
@@ -92,6 +107,8 @@ def test_a_market_that_cannot_be_made_again_is_skipped(
     ("change", "reason"),
     [
         (lambda tick: tick["prices"][0].update(price=0), "is below one cent"),
+        (lambda tick: tick["prices"][0].update(price=1e300), "its market has the number 1e+300"),
+        (lambda tick: tick["news"].update(text="x " * 40_000), "a text of its market has 80000 by"),
         (lambda tick: tick["news"].update(marketId="m9"), "a headline is about no market of the"),
         (lambda tick: tick["pools"][0].update(yes=0, no=0), "the reserves of m1 are 0/0"),
         (lambda tick: tick["pools"][0].update(yes=0, no=-5), "the reserves of m1 are 0/-5"),

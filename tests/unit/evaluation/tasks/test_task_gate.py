@@ -8,25 +8,39 @@ import pytest
 
 from babylon.core.errors import ArenaError
 from babylon.core.trajectories import Trajectory
+from babylon.core.types import Claim, Trained
 from babylon.evaluation.tasks import task_gate
 from babylon.evaluation.tasks.recorded_prompts import RecordedPrompts
 
 judged: Any = RecordedPrompts(None)  # type: ignore[arg-type]
 
 
-async def test_a_gate_without_worlds_says_why_there_is_no_recorded_play(
+async def test_a_gate_without_recorded_play_rejects_says_why_and_holds_the_window_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def none_held_out(*_: object) -> tuple[Sequence[Trajectory], str]:
-        return [], "no held-out play: all that was recorded was trained on"
+        return [], "no held-out play: all that was recorded was trained on or taken down"
+
+    async def hours(*_: object) -> frozenset[str]:
+        return frozenset()
 
     monkeypatch.setattr(task_gate, "held_out_play", none_held_out)
+    monkeypatch.setattr(task_gate, "trained_hours", hours)
     unused: Any = None
-    with pytest.raises(ArenaError, match=r"all that was recorded .*: set TARGET_TRAJECTORIES belo"):
-        await task_gate.task_verdict(
-            unused, unused, 1, unused, unused, None,
-            name=f"{__name__}:judged", seed="s", budget=8, model="babylon",
-        )  # fmt: skip
+    trained = Trained(
+        claim=Claim(window_id="2025-11-14T09:00", epoch=1, owner="worker"),
+        batch_id="b",
+        policy_version=1,
+        parent_version=0,
+        checkpoint_uri="x",
+        metrics={},
+    )
+    found = await task_gate.task_verdict(
+        unused, trained, 1, unused, unused, None,
+        name=f"{__name__}:judged", seed="s", budget=8, model="babylon",
+    )  # fmt: skip
+    assert found.ruling == "insufficient" and "all that was recorded was tra" in found.reason
+    assert "Let the next windows be trained" in found.reason
 
 
 @pytest.mark.parametrize(

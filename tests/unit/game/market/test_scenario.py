@@ -4,7 +4,15 @@ from statistics import fmean, stdev
 import pytest
 
 from babylon.game.market.amm import Side
-from babylon.game.market.scenario import HOUR, STARTER, Rules, Scenario, make_scenario
+from babylon.game.market.scenario import (
+    HOUR,
+    MAX_TEXT,
+    STARTER,
+    Rules,
+    Scenario,
+    make_scenario,
+)
+from babylon.game.market.words import AUTHORS, COMPANIES, EVENTS, NEWS, PERP_NEWS, RUMOURS, TICKERS
 
 WORLDS = [make_scenario(f"worlds:{number}", HOUR) for number in range(120)]
 
@@ -13,6 +21,13 @@ def test_a_seed_is_a_world() -> None:
     for rules in (STARTER, HOUR):
         assert make_scenario(7, rules) == make_scenario(7, rules)
         assert make_scenario(7, rules) != make_scenario(8, rules)
+
+
+def test_no_text_is_longer_than_those_that_a_recorded_world_may_have() -> None:
+    texts = [f"Will {company} {event}?" for company in COMPANIES for event in EVENTS]
+    texts += [text for words in (NEWS, PERP_NEWS) for side in words.values() for text in side]
+    texts += [f"{name}: {text}" for name in TICKERS for side in RUMOURS.values() for text in side]
+    assert max(len(text.encode()) for text in (*texts, *AUTHORS)) <= MAX_TEXT
 
 
 def test_an_hour_has_what_its_rules_say() -> None:
