@@ -92,7 +92,10 @@ async def replies_for(
 
 
 def _valued(sampled: Sequence[PromptReplies]) -> list[PromptReplies]:
-    return [one for one in sampled if len(one.replies) > 1]  # a pair needs two
+    """Leave out what makes no pair. Sampled or stored, replies have one order: the digest of an
+    update's progress depends on it."""
+    pairs = [one for one in sampled if len(one.replies) > 1]
+    return sorted(pairs, key=lambda one: (one.trajectory_id, one.step))
 
 
 async def _sampled(work: TrainInput, points: Sequence[DecisionPoint]) -> list[list[SampledReply]]:

@@ -59,7 +59,7 @@ from babylon.training.population.genes import (
     preferences_with,
     training_with,
 )
-from babylon.training.progress_directory import take_up_progress
+from babylon.training.progress_directory import forget_progress, take_up_progress
 from babylon.training.update_health import ruled_out
 from babylon.training.update_result import update_metrics
 
@@ -266,6 +266,8 @@ async def _trained(
             ids = update.trajectory_ids
             sibling = replace(sibling, uri=str(own.target), metrics=metrics, trajectory_ids=ids)
         await put_sibling(work.store, work.claim, sibling)
+        if sibling.uri:
+            await asyncio.to_thread(forget_progress, work.store.home, own.progress_directory)
         found.append(sibling)
     if not any(one.uri for one in found):
         raise errors[0]

@@ -14,7 +14,7 @@ from babylon.stages.update_sources import optimizer_of, staleness_of
 from babylon.store.connection import Store, guarded
 from babylon.store.policies import Policy, commit_policy, next_batch, policy_of_window
 from babylon.training.backends.train_input import Progress, TrainInput
-from babylon.training.progress_directory import claim_name, take_up_progress
+from babylon.training.progress_directory import claim_name, forget_progress, take_up_progress
 
 
 async def train_window(
@@ -76,6 +76,8 @@ async def train_window(
         metrics=made.metrics,
         digest=await asyncio.to_thread(files.publish_checkpoint, settings.home, str(made.target)),
     )
+    # not before: an update that is not committed is finished by the next claim
+    await asyncio.to_thread(forget_progress, settings.home, work.progress_directory)
     return Trained(
         claim=claim,
         batch_id=batch_id,

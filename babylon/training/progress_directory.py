@@ -4,18 +4,23 @@ Every claim has a directory of its own, so that a fenced worker which still runs
 its successor's. The successor takes over the progress by renaming the earlier claim's file. Files
 are replaced and never written in place, so the fenced worker cannot change the file afterwards.
 With an object store, the successor may be on another machine, and takes the stored progress.
+
+The progress outlives the update until its result is committed: until then, the next claim may have
+to finish it. Retention removes what belongs to a window that no claim will resume.
 """
 
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from babylon.core.errors import ArtifactError
+from babylon.core.errors import ArtifactError, BabylonError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
-from babylon.core.objects import fetch, names
+from babylon.core.objects import fetch, names, remove
 from babylon.core.types import Claim
 
 log = logging.getLogger(__name__)
@@ -53,6 +58,16 @@ def take_up_progress(home: Home, claim: Claim, part: str = "") -> Path:
             continue
         break
     return own
+
+
+def forget_progress(home: Home | None, directory: Path) -> None:
+    """Delete an update's progress: its result is committed, or it leads nowhere."""
+    failpoint("progress.forget")
+    if home is not None:
+        with suppress(BabylonError, OSError):  # retention tries again
+            remove(home, directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    failpoint("progress.forgotten")
 
 
 def _fetch(home: Home, directory: Path) -> None:

@@ -12,10 +12,8 @@ save took. Saving therefore costs at most a twentieth of the time, for models of
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from babylon.core.errors import BabylonError
 from babylon.core.failpoints import failpoint
 from babylon.core.home import Home
-from babylon.core.objects import publish, remove
+from babylon.core.objects import publish
 from babylon.core.trajectories import TrainingRow
 from babylon.policies.durable import save_tensors, sync, written
 from babylon.training.damaged import damage_logged
@@ -38,7 +36,7 @@ from babylon.training.grpo.diagnostics import RecordState
 from babylon.training.grpo.kept_state import Kept
 from babylon.training.grpo.ranks import ALONE, Ranks
 from babylon.training.grpo.shards import Change, collected, divided, local, with_states
-from babylon.training.progress_directory import PROGRESS_FILE
+from babylon.training.progress_directory import PROGRESS_FILE, forget_progress
 from babylon.training.trainable import Trainable
 
 logger = logging.getLogger(__name__)
@@ -177,15 +175,9 @@ class ProgressFile:
         failpoint("progress.after")
 
     def remove(self) -> None:
-        """Delete the directory: the update has been saved as a checkpoint, or has failed."""
-        if self._ranks.rank:
-            return
-        failpoint("progress.forget")
-        if self._home is not None:
-            with suppress(BabylonError, OSError):  # retention tries again
-                remove(self._home, self._directory)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        failpoint("progress.forgotten")
+        """Delete the directory: the update leads nowhere."""
+        if not self._ranks.rank:
+            forget_progress(self._home, self._directory)
 
     def _share(self) -> None:
         """Copy the progress into the object store: another machine may have to go on."""

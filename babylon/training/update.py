@@ -60,7 +60,8 @@ def update_checkpoint(
     Args:
         staleness: policy version → updates since.
         optimizer: checkpoint whose optimiser goes on; the parent's by default.
-        progress_directory: holds the progress of an interrupted update, which is then resumed.
+        progress_directory: holds the progress of an interrupted update, which is then resumed. It
+            stays until the caller, who commits the result, removes it.
         home: its object store gets the progress too, for a worker on another machine.
         ranks: the processes that share the update. The first one alone writes.
         preferences: the objective, and replies that were sampled for it.
@@ -107,7 +108,6 @@ def update_checkpoint(
     state = whole_state(trainable, first=first)
     if first:
         save_checkpoint(trainable, target, after, state)
-        _remove(journal)
     return update_of(learnt, excluded)
 
 

@@ -137,6 +137,33 @@ async def test_a_killed_run_goes_on_with_the_next_sibling_unless_the_scores_chan
     assert trained.metrics["population_member"] == 2
 
 
+async def test_a_sibling_that_could_not_be_stored_is_finished_and_not_trained_again(
+    store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitter(monkeypatch, {0: 0.0, 1: 1.0, 2: 2.0})
+    monkeypatch.setattr("babylon.training.progress_file.PATIENCE", 0)
+    window_of = await scored(store, three, 9, window(base, 9))
+
+    async def lost(*_: object) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(stage, "put_sibling", lost)
+        await train_window(store, three, window_of)
+    again = await claim_window(
+        store, parse_window_id("2025-11-14T09:00"), owner="second", lease_s=60
+    )
+    steps: list[int] = []
+    await train_window(
+        store,
+        three,
+        stage.replace(window_of, claim=again),
+        progress=lambda done, _: steps.append(done),
+    )
+    assert steps[:2] == [3, 1]  # the last of three, and then the next sibling begins
+    assert not list(three.home.progress.rglob("progress.pt"))
+
+
 async def test_settings_evolve_after_their_windows_and_the_lineage_is_drawn(
     store: Store, three: Settings, base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from babylon.cli import model
 from babylon.core.artifacts import write_artifact
-from babylon.core.errors import FencedError, WindowNotReadyError
+from babylon.core.errors import FencedError, StorageError, WindowNotReadyError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Message, TrainingRow, training_rows
 from babylon.core.types import Claim, Scored
@@ -376,6 +376,30 @@ async def test_a_killed_workers_update_is_finished_by_the_next_bit_for_bit(
     ]
     assert weights[0] == weights[1]
     assert not list(settings.home.progress.rglob(PROGRESS_FILE))
+
+
+async def test_an_update_whose_commit_failed_is_finished_and_not_trained_again(
+    store: Store, quick: Settings, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("babylon.training.progress_file.PATIENCE", 0)
+    window = await scored(store, quick, 9, rows(base, version=0))
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr("babylon.stages.train.files.publish_checkpoint", no_store)
+        await train_window(store, quick, window)
+    again = await claim_window(
+        store, parse_window_id(window.claim.window_id), owner="second", lease_s=60
+    )
+    steps: list[int] = []
+    await train_window(
+        store, quick, replace(window, claim=again), progress=lambda done, _: steps.append(done)
+    )
+    assert steps == [6]  # of 6: the last one is not saved
+    assert not list(quick.home.progress.rglob(PROGRESS_FILE))
+    assert not progress_directory(quick.home, again).exists()
+
+
+def no_store(*_: object) -> str:
+    raise StorageError("the object store does not answer")
 
 
 async def test_a_run_that_was_fenced_before_it_began_computes_nothing(

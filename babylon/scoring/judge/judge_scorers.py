@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import pstdev
 
 from babylon.core.errors import ScoringError, ServingError
 from babylon.core.settings import JudgeSettings
@@ -62,6 +63,7 @@ from babylon.store.judge_validity import (
 )
 from babylon.store.judgments import StoredJudgments, total_spent
 from babylon.store.people import read_answers
+from babylon.training.grpo.advantage import MIN_GROUP_STD
 
 log = logging.getLogger(__name__)
 
@@ -341,10 +343,10 @@ async def _by_heuristic(
 ) -> list[Score]:
     """Return the heuristic's scores."""
     scores = heuristic(trajectories)
-    groups: dict[str, set[float]] = {}
+    groups: dict[str, list[float]] = {}
     for trajectory, score in zip(trajectories, scores, strict=True):
-        groups.setdefault(trajectory.scenario_id, set()).add(score.value)
-    equal = all(len(values) < 2 for values in groups.values())
+        groups.setdefault(trajectory.scenario_id, []).append(score.value)
+    equal = all(pstdev(values) < MIN_GROUP_STD for values in groups.values())  # as the trainer
     if equal or not context.settings.judge.heuristic_fallback:
         raise spent
     await _report(context, Level.HEURISTIC, model="heuristic", reliability=0.0)

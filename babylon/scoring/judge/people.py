@@ -9,6 +9,7 @@ from random import Random
 from babylon.scoring.judge.calibrate import fit_preferences
 from babylon.scoring.judge.canary_results import wilson
 from babylon.scoring.judge.validity import JudgedGroup
+from babylon.scoring.rewards.heuristic import TIE_USD
 from babylon.store.people import PairAnswer
 
 PEOPLE = "people"
@@ -95,7 +96,7 @@ def people_lines(answers: Sequence[PairAnswer], outcomes: Mapping[str, float]) -
             for a in given
             if a.better in outcomes and a.worse in outcomes
         ]
-        decided = [gap for gap in gaps if gap]
+        decided = [gap for gap in gaps if abs(gap) >= TIE_USD]
         share = sum(gap > 0 for gap in decided) / len(decided) if decided else 0.5
         low, high = wilson(share, len(decided)) if decided else (0.0, 1.0)
         lines.append(

@@ -1,7 +1,7 @@
 """The default scorer: profit first, risk second. It needs no judge, no key and no network.
 
     value = pnl_usd - 0.25 * drawdown_usd - costs of failures
-    score = (value - min) / (max - min) over the window's trajectories; 0.5 if all are equal
+    score = (value - min) / (max - min) over the window's trajectories; 0.5 if all tie
     reward of a step = (its payoff - the cost of its failure) / (max - min)
 
 The drawdown is the largest fall of the P&L from a peak inside the window, in USD. A quarter of it
@@ -14,6 +14,9 @@ step in its world at its tick. Otherwise it would be the best answer where all l
 One lucky trade must not make all others look equal. Of the distances to the median, the one that
 nine of ten do not exceed is taken ``FAR`` times, at least ``LEAST_USD``. A value further away
 counts as that far, and what its steps earned moves as much towards the mean step of the median.
+
+Equal dollars differ by rounding, because P&L is a difference of lifetime sums. Values within
+``TIE_USD`` therefore tie, and ``LEAST_USD`` takes the place of max - min in the rewards of steps.
 """
 
 from collections import defaultdict
@@ -27,6 +30,7 @@ RISK_WEIGHT = 0.25
 FAILURE_USD = 10.0
 USUAL, FAR = 0.9, 3.0  # of normally distributed values, one in a million is as far
 LEAST_USD = 100.0  # where nearly all hold, a single trade is no outlier
+TIE_USD = 0.01
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -43,10 +47,11 @@ def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:
     shares = [min(1.0, limit / max(distance, LEAST_USD)) for distance in distances]
     values = [middle + share * (one - middle) for share, one in zip(shares, worths, strict=True)]
     low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = high - low or 1.0
+    differ = high - low >= TIE_USD
+    scale = high - low if differ else LEAST_USD
     return [
         Score(
-            (value - low) / scale if high > low else 0.5,
+            (value - low) / scale if differ else 0.5,
             {"pnl_usd": own.pnl_usd, "drawdown_usd": own.drawdown_usd},
             _rewards(own, cost, share / scale, (1 - share) * middle / scale),
         )

@@ -8,7 +8,7 @@
     speed        1 - mean holding time of positions / duration of the trajectory; an open position
                  is held to the end; 0 without a position
     consistency  gains / (gains + losses), the sums of the P&L's moves up and down (USD) from step
-                 to step and to the window's end; 0.5 if it never moved
+                 to step and to the window's end; 0.5 if it moved by less than a cent
 
 The first successful BUY or OPEN action in a market without a position opens one. The next
 successful SELL or CLOSE closes it. Amounts do not matter.
@@ -27,6 +27,7 @@ from babylon.core.types import Rejection
 from babylon.quality.decode import MAX_DETAIL, Reason
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judgment import JudgedTrajectory
+from babylon.scoring.rewards.heuristic import TIE_USD
 from babylon.scoring.scorer import Score, ScoreOrRejection, ScoringContext
 
 WEIGHTS = {"profit": 0.5, "speed": 0.2, "consistency": 0.3}
@@ -141,4 +142,4 @@ def _consistency(own: Trajectory, steps: Sequence[_Step]) -> float:
     path.append((path[0] if path else 0.0) + own.pnl_usd)
     changes = [later - earlier for earlier, later in pairwise(path)]
     moved = sum(map(abs, changes))
-    return sum(change for change in changes if change > 0) / moved if moved else 0.5
+    return sum(change for change in changes if change > 0) / moved if moved >= TIE_USD else 0.5

@@ -46,7 +46,9 @@ Path = Literal["packed", "piecewise", "stateful", "padded"]
 logger = logging.getLogger(__name__)
 KEPT_PORTIONS = 4  # of shared text: a deep conversation is forwarded once
 T = TypeVar("T")
-_FITS = "portion_that_fits"  # device type → its tokens, and whether activations are recomputed
+# device type → its tokens, whether activations are recomputed, and the updates that it has fitted
+_FITS = "portion_that_fits"
+TRY_MORE_AFTER = 10  # updates that fitted: a try may cost a repeated step
 CHECKPOINT_AFTER = 2  # halvings: recomputing all layers costs a third more time
 _CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")  # torch raises no special type
 _SLIDING = "sliding_attention"
@@ -358,7 +360,8 @@ class FittingForward:
     Before the first halving, the activations of shared text are no longer kept. With
     ``checkpointing``, those inside layers are recomputed from the beginning.
 
-    What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint.
+    What fits is remembered in the optimiser's ``groups``, which are saved with every checkpoint,
+    and counts where ``max_tokens`` is None.
     """
 
     def __init__(
@@ -378,18 +381,29 @@ class FittingForward:
         }
         self.halvings = 0
         self._device = next(model.parameters()).device.type
-        known: Mapping[str, tuple[int, bool]] = groups[0].get(_FITS, {}) if groups else {}
-        tokens, recompute = known.get(self._device, (None, False))
+        known = groups[0].get(_FITS, {}) if groups and not max_tokens else {}
+        self._known: tuple[Any, ...] = known.get(self._device) or ()  # a count may be missing
+        tokens, recompute = self._known[:2] or (None, False)
         with mixed_precision(model):
             self.forward = PolicyForward(model, max_tokens=max_tokens or tokens, **self._options)
         self.checkpointing = (checkpointing or recompute) and self._checkpoint()
 
     def remember(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Store the portion that fitted, if memory ran out."""
-        if self.halvings:
-            for group in groups:
-                fits = self.forward.max_tokens, self.checkpointing
-                group[_FITS] = {**group.get(_FITS, {}), self._device: fits}
+        """Store the portion that fitted, if memory ran out. Now and then, store twice as much.
+
+        Memory may have run out only because somebody else used it.
+        """
+        if not (self.halvings or self._known):
+            return
+        tokens, fitted = self.forward.max_tokens, 0 if self.halvings else sum(self._known[2:]) + 1
+        fits: tuple[int, bool, int] | None = tokens, self.checkpointing, fitted
+        # ranks that pass together cannot repeat a pass that does not fit
+        if fitted >= TRY_MORE_AFTER and not self.forward.passes.together:
+            plan = portion_tokens(self._device, _causal_lm(self._model).config.hidden_size)
+            # None: the plan itself, with nothing recomputed
+            fits = (2 * tokens, self.checkpointing, 0) if 2 * tokens < plan else None
+        for group in groups:
+            group[_FITS] = {**group.get(_FITS, {}), self._device: fits}
 
     def run(self, attempt: Callable[[PolicyForward], T]) -> T:
         """Call ``attempt`` until it fits into memory, and return its result.

@@ -103,6 +103,8 @@ def train_on_window(
             f"every one of the {window.tokens} tokens is masked: the logged logprobs are not those"
             " of the trained policy; compare their versions and tokenizers"
         )
+    if window.config.iterations == window.steps_an_iteration == 1:  # no step has seen its effect
+        adapt_rate(optimizer, window.config, divergence(state.record.proximal, after)[1], 1.0)
     state.fitting.remember(optimizer.param_groups)
     return make_report(state, after=after)
 

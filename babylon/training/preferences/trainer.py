@@ -142,6 +142,8 @@ def train_on_preferences(
         if divergence(record.reference, after)[1] <= config.kl_limit:
             break
         _start_again(training)
+    if config.iterations == len(record.losses) == 1:  # no step has seen its effect
+        adapt_rate(optimizer, config, divergence(record.reference, after)[1], 1.0)
     share, after = _within_bound(training, after)
     fitting.remember(optimizer.param_groups)
     return _report(training, after, share)

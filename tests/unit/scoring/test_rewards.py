@@ -11,6 +11,8 @@ from babylon.core.settings import JudgeSettings
 from babylon.core.settings_loading import load_settings
 from babylon.core.trajectories import Payoff, Trajectory
 from babylon.core.types import Artifact, Rejection
+from babylon.scoring.judge.budget import BudgetSpentError
+from babylon.scoring.judge.judge_scorers import _by_heuristic
 from babylon.scoring.rewards.heuristic import heuristic
 from babylon.scoring.scorer import (
     SCORERS,
@@ -138,6 +140,45 @@ def test_where_nearly_all_hold_a_trade_still_outweighs_spam():
 def test_heuristic_of_equal_profits_is_neutral_and_of_nothing_is_nothing():
     assert [s.value for s in heuristic([trajectory(1, 7.0), trajectory(2, 7.0)])] == [0.5, 0.5]
     assert heuristic([]) == []
+
+
+def test_dollars_that_differ_only_by_rounding_tie_and_their_steps_keep_the_scale_of_dollars():
+    """The same $12.30, counted from different lifetime P&L; one agent bought a tick later."""
+    bought = [(12.3, 0.0), (0.0, 12.3), (12.3, 0.0)]
+    plays = [
+        replace(
+            trajectory(number, pnl_usd=(before + 12.3) - before),
+            payoffs=tuple(Payoff(step=step, pnl_usd=usd) for step, usd in enumerate(paid)),
+        )
+        for number, (before, paid) in enumerate(zip((0.0, 1234.56, 99.1), bought, strict=True))
+    ]
+    assert len({play.pnl_usd for play in plays}) == 3
+    scores = heuristic(plays)
+    assert [one.value for one in scores] == [0.5] * 3
+    assert [one.rewards for one in scores] == [
+        pytest.approx({0: early / 100, 1: late / 100}) for early, late in bought
+    ]
+    cent = heuristic([trajectory(1, 7.0), trajectory(2, 7.02)])
+    assert [one.value for one in cent] == [0, 1]
+
+
+async def test_a_window_without_budget_whose_scores_tie_by_group_waits_for_the_judge():
+    """Equal dollars in each world, but for rounding: the heuristic would teach nothing."""
+    plays = [
+        replace(trajectory(number, pnl_usd=usd), scenario_id=world)
+        for number, (world, usd) in enumerate(
+            [("a", 12.3), ("a", (1234.56 + 12.3) - 1234.56), ("b", 90.0), ("b", 90.0)]
+        )
+    ]
+    assert len({one.value for one in heuristic(plays)}) == 3
+    artifact = Artifact(uri="file:///x", sha256="0", rows=4, window_id="2025-11-14T09:00")
+    context = ScoringContext(
+        window_id=artifact.window_id, settings=load_settings(), store=None, artifact=artifact
+    )
+    spent = BudgetSpentError("spent")
+    with pytest.raises(BudgetSpentError) as refused:
+        await _by_heuristic(plays, context, spent)
+    assert refused.value is spent
 
 
 async def test_plain_and_async_scorers_give_floats_or_scores_with_components():

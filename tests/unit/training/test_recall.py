@@ -1,5 +1,6 @@
 """What a policy still knows of chats that it must not forget."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,7 @@ from babylon.store import Store
 from babylon.store.policies import Policy
 from babylon.training import recall
 from babylon.training.backends.own_trainer import run_work
-from babylon.training.backends.train_input import TrainInput
+from babylon.training.backends.train_input import Progress, TrainInput
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.recall import best_so_far, nats_of, remembered
 from babylon.training.sft import fine_tune
@@ -93,27 +94,53 @@ def test_a_lack_of_memory_names_the_setting(
         nats_of(str(base), chats, None)
 
 
+def test_an_update_that_cannot_be_measured_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    chats = write_chats(tmp_path / "chats.jsonl", count=2)
+    steps: list[int] = []
+    training = {"tuning": "full", "iterations": 2, "recall_chats": chats}
+    work = work_of(base, tmp_path / "child", training, lambda done, _: steps.append(done))
+    monkeypatch.setattr("babylon.training.progress_file.PATIENCE", 0)
+    with monkeypatch.context() as patch, pytest.raises(TrainingError):
+        patch.setattr("babylon.training.backends.own_trainer.remembered", too_large)
+        run_work(work)
+    assert run_work(replace(work, target=tmp_path / "again")).recall is not None
+    assert steps == [1, 2, 2]  # the last one is not saved
+
+
+def too_large(*_: object) -> None:
+    raise TrainingError("RECALL_CHATS: out of memory")
+
+
+def work_of(
+    base: Path, target: Path, training: dict[str, object], progress: Progress | None = None
+) -> TrainInput:
+    """An update of two trajectories: a train step an iteration."""
+    return TrainInput(
+        store=cast(Store, None),
+        settings=load_settings(training=training),
+        claim=Claim(window_id="2026-01-01T00:00", epoch=1, owner="test"),
+        parent=cast(Policy, type("Parent", (), {"uri": str(base)})),
+        rows=[row("a", "HOLD", 1.0), row("b", "SELL", 0.0)],
+        target=target,
+        progress_directory=target.with_suffix(".progress"),
+        staleness={},
+        scored="digest",
+        optimizer=str(base),
+        progress=progress,
+    )
+
+
 def test_an_update_measures_it_only_if_it_is_asked_to(tmp_path: Path) -> None:
     base = save_tiny_policy(tmp_path / "base", seed=0)
     chats = write_chats(tmp_path / "chats.jsonl", count=2)
 
     def update(recall_chats: Path | None) -> object:
         training = {"tuning": "full", "iterations": 1, "recall_chats": recall_chats}
-        settings = load_settings(training=training)
-        work = TrainInput(
-            store=cast(Store, None),
-            settings=settings,
-            claim=Claim(window_id="2026-01-01T00:00", epoch=1, owner="test"),
-            parent=cast(Policy, type("Parent", (), {"uri": str(base)})),
-            rows=[row("a", "HOLD", 1.0), row("b", "SELL", 0.0)],
-            target=tmp_path / f"child-{recall_chats and recall_chats.stem}",
-            progress_directory=tmp_path / "progress",
-            staleness={},
-            scored="digest",
-            optimizer=str(base),
-            progress=None,
-        )
-        return run_work(work).recall
+        target = tmp_path / f"child-{recall_chats and recall_chats.stem}"
+        return run_work(work_of(base, target, training)).recall
 
     assert update(None) is None
     recall = update(chats)

@@ -234,6 +234,9 @@ def test_lines_of_people_count_pairs_with_outcomes():
     assert (bob.pairs, bob.decided, bob.right) == (2, 1, 1.0) and bob.low < 0.5
     (carl,) = people_lines([answer("q", "r", "carl")], {})
     assert carl.right is None
+    equal = {"q": 12.3, "r": (1234.56 + 12.3) - 1234.56}  # the same dollars, but for rounding
+    (dora,) = people_lines([answer("q", "r", "dora")], equal)
+    assert (dora.decided, dora.right) == (0, None)
 
 
 def test_pairs_compare_every_trajectory_twice_and_then_neighbours():

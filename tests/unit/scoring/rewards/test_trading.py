@@ -110,6 +110,10 @@ def test_neither_failed_orders_nor_holding_nothing_are_speed():
 def test_consistency_of_a_profit_that_never_moved_is_neutral():
     assert reward((step(0), step(1))).components["consistency"] == 0.5
     assert reward((step(0, pnl=50), step(1, pnl=50)), pnl_usd=-5).components["consistency"] == 0.0
+    rounding = (1234.56 + 12.3) - 1234.56 - 12.3
+    assert (
+        rounding and reward((step(0), step(1)), pnl_usd=rounding).components["consistency"] == 0.5
+    )
 
 
 def test_a_step_that_lacks_a_field_names_the_trajectory_and_the_field():

@@ -17,6 +17,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from babylon.training.grpo import forward as module
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import (
+    TRY_MORE_AFTER,
     FittingForward,
     OutOfMemoryError,
     Path,
@@ -128,6 +129,33 @@ def test_kept_activations_are_given_up_before_portions_shrink(
     smaller = FittingForward(tiny_model(0), 100)
     smaller.restore(9)  # of larger portions
     assert smaller.forward.max_tokens == 100
+
+
+def test_the_portion_that_fitted_grows_again_and_counts_only_without_a_size_that_is_given() -> None:
+    """Another process may have used the memory for an hour."""
+    plan = FittingForward(tiny_model(0), None).forward
+    group: dict[str, Any] = {"portion_that_fits": {"cpu": (plan.max_tokens // 4, True)}}
+    given = FittingForward(tiny_model(0), 4096, [group])
+    given.remember([group])
+    assert given.forward.max_tokens == 4096 and not given.checkpointing
+    found = []
+    for _ in range(2 * TRY_MORE_AFTER + 1):
+        fitting = FittingForward(tiny_model(0), None, [group])
+        found.append((fitting.forward.max_tokens, fitting.checkpointing))
+        fitting.remember([group])
+    sizes = [(plan.max_tokens // 4, True), (plan.max_tokens // 2, True)]
+    assert found[:TRY_MORE_AFTER] == sizes[:1] * TRY_MORE_AFTER
+    assert found[TRY_MORE_AFTER:-1] == sizes[1:] * TRY_MORE_AFTER
+    assert found[-1] == (plan.max_tokens, False) and plan.keep_tokens
+    assert FittingForward(tiny_model(0), None, [group]).forward.keep_tokens == plan.keep_tokens
+
+
+def test_a_portion_that_runs_out_again_is_tried_for_as_long_as_before() -> None:
+    group: dict[str, Any] = {"portion_that_fits": {"cpu": (256, True, TRY_MORE_AFTER - 1)}}
+    fitting = FittingForward(tiny_model(0), None, [group])
+    fitting.restore(1)
+    fitting.remember([group])
+    assert group["portion_that_fits"] == {"cpu": (128, True, 0)}
 
 
 def test_activations_are_recomputed_on_request() -> None:

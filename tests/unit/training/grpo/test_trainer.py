@@ -289,6 +289,29 @@ def test_the_learning_rate_adapts_to_a_target_divergence(rate: float, per_step: 
     assert report.iterations_undone or report.learning_rate == rate
 
 
+@pytest.mark.parametrize(("rate", "factors"), [(1e-6, [2.0, 4.0, 8.0]), (1e-3, [0.5, 0.25])])
+def test_an_update_of_a_single_step_adapts_the_rate_of_the_next(
+    rate: float, factors: list[float]
+) -> None:
+    """No later step sees how far it went, so what the report measures decides."""
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = TrainerConfig(
+        iterations=1,
+        trajectories_per_step=100,
+        learning_rate=rate,
+        target_kl=1e-4,
+        warmup_steps=0,
+        stop_kl=99.0,  # undoing would lower the rate too
+    )
+    assert compile_window(window(), config).steps_an_iteration == 1
+    found = []
+    for _ in factors:
+        train_on_window(model, optimizer, compile_window(window(), config))
+        found.append(rate_factor(optimizer))
+    assert found == factors
+
+
 def test_windows_that_move_nothing_do_not_raise_the_learning_rate_for_ever() -> None:
     optimizer = torch.optim.AdamW(tiny_model(0).parameters())
     config = TrainerConfig(target_kl=0.02)

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_changes
 from babylon.core.preferences import ValuedReply
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.forward import PolicyForward
+from babylon.training.grpo.learning_rate import rate_factor
 from babylon.training.grpo.training_input import CallTokens, ScoredTrajectory
 from babylon.training.grpo.training_window import NothingToTrainError
 from babylon.training.preferences.config import PairLoss, PreferenceConfig
@@ -172,6 +173,23 @@ def test_a_rate_that_rises_within_an_attempt_still_falls_from_one_to_the_next() 
     adam = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     report = train_on_preferences(model, adam, examples, config, PreferenceConfig())
     assert 1 < report.iterations_undone < 10 and report.kl_after <= config.stop_kl
+
+
+@pytest.mark.parametrize(("rate", "factor"), [(1e-7, 2.0), (1e-3, 0.5)])
+def test_an_update_of_a_single_step_adapts_the_rate_of_the_next(rate: float, factor: float) -> None:
+    config = TrainerConfig(
+        iterations=1,
+        trajectories_per_step=8,
+        learning_rate=rate,
+        target_kl=1e-4,
+        warmup_steps=0,
+        stop_kl=99.0,  # undoing would lower the rate too
+    )
+    model = tiny_model(0)
+    adam = torch.optim.AdamW(model.parameters())
+    examples = paired_examples(prompts(), 0.0, 512)
+    train_on_preferences(model, adam, examples, config, PreferenceConfig())
+    assert rate_factor(adam) == factor
 
 
 @pytest.mark.parametrize("kind", ["pairs", "labels"])
