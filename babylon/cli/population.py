@@ -24,6 +24,8 @@ def show(
     from babylon.ops.population_page import MemberStanding, population_standings
     from babylon.ops.population_plot import plot_lineage
 
+    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise typer.BadParameter(f"{plot} does not end in .png, .svg or .pdf", param_hint="--plot")
     standings: list[MemberStanding] = with_store(load_settings(), population_standings)
     drawn = plot_lineage(standings, plot) if plot and standings else None
     if json:

@@ -48,5 +48,6 @@ def plot_lineage(standings: Sequence[MemberStanding], path: Path) -> Path:
     axes.set_xlabel("generation")
     axes.set_ylabel("fitness: P&L less the parent's, $ a world")
     axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path

@@ -59,7 +59,17 @@ class Grammars:
         if matcher.is_error():
             reason = matcher.get_error().partition("\n")[0].rpartition("compile ")[2]
             raise RequestError(400, f"not supported: {reason:.300}: send another schema")
-        return Constraint(matcher)
+        started = Constraint(matcher)
+        tried = started.copy()  # some grammars prove too complex only with the first token
+        tried.advance(_lowest_bit(tried.bitmask()))
+        if tried.problem:
+            raise RequestError(400, f"not supported: {tried.problem}: send a smaller schema")
+        return started
+
+
+def _lowest_bit(bits: bytes) -> int:
+    number = int.from_bytes(bits, "little")
+    return (number & -number).bit_length() - 1
 
 
 def _prepared(

@@ -53,7 +53,8 @@ class Job:
         """Yield (new token ids, their logprobs, True at the end) until the completion is finished.
 
         Raises:
-            RequestError: 500, sampling or the answer's grammar failed; 503, the engine is stopping.
+            RequestError: 400, the answer's grammar is too complex; 500, sampling failed; 503, the
+                engine is stopping.
         """
         seen, finished = 0, False
         while not finished:
@@ -64,7 +65,7 @@ class Job:
             completion = self.completion
             if completion.problem:
                 raise RequestError(
-                    500, f"the grammar of this answer failed ({completion.problem}): simplify it"
+                    400, f"the grammar of this answer failed ({completion.problem}): simplify it"
                 )
             if completion.finish_reason == "abort":
                 raise RequestError(503, "the engine is stopping: try again")

@@ -6,6 +6,7 @@ value out; it cannot be trained on either. JSON in a text is searched too: the a
 call, a tool's result, an answer.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -119,9 +120,16 @@ def _redacted(call: RecordedCall, fields: Collection[str]) -> RecordedCall:
 
 
 def _messages(text: str, fields: Collection[str]) -> str:
-    """Return a prompt without the fields. That of a completion has the name of its field within."""
-    hidden = "messages" in fields and text.startswith("[")
-    return msgspec.json.encode(HIDDEN_MESSAGES).decode() if hidden else _without(text, fields)
+    """Return a prompt without the fields. That of a completion has the name of its field within.
+
+    A prompt of token ids spells values that no rule can see, so it is left out.
+    """
+    if text.startswith("["):
+        hidden = "messages" in fields
+        return msgspec.json.encode(HIDDEN_MESSAGES).decode() if hidden else _without(text, fields)
+    prompt = msgspec.json.decode(text).get("prompt")
+    of_ids = isinstance(prompt, list) and not all(isinstance(one, str) for one in prompt)
+    return _without(text, {*fields, "prompt"} if of_ids else fields)
 
 
 def _without(text: str, fields: Collection[str]) -> str:
@@ -129,9 +137,17 @@ def _without(text: str, fields: Collection[str]) -> str:
     try:
         value = msgspec.json.decode(text)
         left = without_fields(value, fields)
+        # Where a name is repeated, only the last value was seen, and only that is kept.
+        same = left == value and not _repeats_a_name(text)
     except RecursionError:  # texts of JSON in texts of JSON
         return msgspec.json.encode(REDACTED).decode()
-    return text if left == value else msgspec.json.encode(left).decode()
+    return text if same else msgspec.json.encode(left).decode()
+
+
+def _repeats_a_name(text: str) -> bool:
+    found: list[list[tuple[str, object]]] = []
+    json.loads(text, object_pairs_hook=found.append, parse_int=str)  # a long number is no error
+    return any(len(dict(pairs)) < len(pairs) for pairs in found)
 
 
 def without_fields(value: object, fields: Collection[str], depth: int = 0) -> object:
@@ -164,10 +180,12 @@ def _text(text: str, fields: Collection[str]) -> str:
     """Return a text without the fields' values, if it is JSON; ``REDACTED`` if it is some other
     text that seems to hold one, such as JSON that was cut or is quoted, or Python's dictionary."""
     plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)  # names may be escaped
+    plain = plain.replace("\\/", "/")
     if not any(name in plain for name in fields):
         return text
     try:
         return _without(text, fields)
     except msgspec.DecodeError:
-        quoted = any(f'"{name}' in plain or f"'{name}'" in plain for name in fields)
-        return REDACTED if quoted else text
+        names = "|".join(map(re.escape, fields))
+        # The quote after it is escaped where a dictionary is quoted in a text in quotes.
+        return REDACTED if re.search(rf"\"({names})|'({names})\\*'", plain) else text

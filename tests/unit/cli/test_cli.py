@@ -147,6 +147,7 @@ def test_every_command_offers_json(command: list[str], capsys: pytest.CaptureFix
         ["keys", "create", "ann", "--requests-per-minute", "3000000000"],
         ["keys", "create", "ann", "--tokens-per-minute", "3000000000"],
         ["model", "show", "newest"],
+        ["population", "show", "--plot", "lineage.jpgg"],
         ["nonsense"],
     ],
     ids=" ".join,

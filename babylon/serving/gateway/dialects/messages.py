@@ -143,6 +143,11 @@ def _input(arguments: str) -> JsonObject:
 
 
 def _events(change: BlockChange) -> Iterator[JsonObject]:
+    if change.block.kind == "call" and change.what == "add":
+        return  # Anthropic's client fails on arguments that turn out to be no JSON
+    if change.what == "end" and change.block.kind == "call":
+        arguments = msgspec.json.encode(_input(change.block.text)).decode()
+        yield _event(BlockChange(what="add", block=change.block, added=arguments))
     if change.what == "end" and change.block.kind == "reasoning":
         signed = {"type": "signature_delta", "signature": _SIGNATURE}
         yield {"type": "content_block_delta", "index": change.block.index, "delta": signed}

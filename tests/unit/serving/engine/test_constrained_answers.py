@@ -13,7 +13,7 @@ import torch
 from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import AsyncOpenAI, BadRequestError, InternalServerError
+from openai import AsyncOpenAI, BadRequestError
 
 from babylon.policies.tokenizer import CHAT_TEMPLATE
 from babylon.serving.engine import grammar
@@ -232,15 +232,20 @@ async def test_an_answer_that_is_cut_says_so(client: AsyncOpenAI) -> None:
 async def test_a_grammar_that_fails_costs_only_its_own_answer(
     client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    advance, taken = Constraint.advance, []
+
     def failing(self: Constraint, token_id: int) -> None:
-        self.problem = "too complex"
+        taken.append(token_id)
+        advance(self, token_id)
+        if len(taken) == 3:
+            self.problem = "too complex"
 
     monkeypatch.setattr(Constraint, "advance", failing)
     wanted = {"stream": False, "response_format": {"type": "json_object"}}
     failed, free = await asyncio.gather(
         ask(client, **wanted), ask(client, stream=False, max_tokens=30), return_exceptions=True
     )
-    assert isinstance(failed, InternalServerError) and "too complex" in str(failed)
+    assert isinstance(failed, BadRequestError) and "too complex" in str(failed)
     assert free.finish_reason in ("stop", "length")
 
 
@@ -272,6 +277,14 @@ async def test_a_constraint_that_cannot_be_kept_is_refused(
     with pytest.raises(BadRequestError) as refused:
         await ask(client, stream=False, **fields)
     assert message in refused.value.body["message"]  # type: ignore[index]
+
+
+async def test_a_schema_that_is_too_large_is_refused_before_it_is_sampled(
+    client: AsyncOpenAI,
+) -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}
+    with pytest.raises(BadRequestError, match="send a smaller schema"):
+        await ask(client, stream=True, response_format=answers(schema))
 
 
 async def test_a_deep_schema_is_refused(client: AsyncOpenAI) -> None:

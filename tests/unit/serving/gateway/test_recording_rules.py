@@ -85,6 +85,9 @@ def test_the_answers_text_is_redacted_where_it_stands_twice(field: str) -> None:
         '{"card": "4111 11',  # cut at the token limit
         '["{\\"card\\": \\"4111 1111\\"}"]',
         "{'card': '4111 1111', 'paid': True}",  # a tool's result, as Python's str writes it
+        str({"tool": "pay", "result": str({"card": "O'Brien 4111 1111"})}),  # a quote in quotes
+        '{"card": "4111 1111", "card": null}',  # a decoder sees the last one only
+        '[{"to": {"card": "4111 1111"}, "to": 2}]',
     ],
 )
 def test_json_in_texts_is_redacted_too(text: str) -> None:
@@ -121,6 +124,22 @@ def test_a_field_is_found_however_its_name_is_escaped(text: str) -> None:
     written = call(1, messages=json.dumps([{"role": "tool", "content": text}]), response=text)
     left = ruled(("agent", "agent", 1, ("größe",))).applied(written)
     assert left and "41" not in left.messages + left.response
+
+
+def test_a_field_is_found_where_a_slash_is_escaped() -> None:
+    written = call(1, response='{"pay\\/card": 4111}')
+    left = ruled(("agent", "agent", 1, ("pay/card",))).applied(written)
+    assert left and "4111" not in left.response
+
+
+@pytest.mark.parametrize("prompt", [[123, 34], [[123], [34]], ["a text", [123]]])
+def test_a_prompt_of_token_ids_cannot_be_searched_and_is_left_out(prompt: list[object]) -> None:
+    rules = ruled(("agent", "agent", 1, ("card",)))
+    left = rules.applied(call(1, messages=json.dumps({"prompt": prompt}), response="ok"))
+    assert left and json.loads(left.messages) == {"prompt": "[redacted]"}
+    assert (left.trainable, left.prompt_token_ids) == (False, [])
+    texts = call(1, messages='{"prompt":["a text","another"]}', response="ok")
+    assert rules.applied(texts) is texts
 
 
 def test_a_text_that_only_speaks_of_the_field_stays() -> None:

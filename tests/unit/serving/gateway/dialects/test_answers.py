@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -188,6 +189,20 @@ def test_a_message_names_why_it_ended() -> None:
     broken = [{"id": "c", "function": {"name": "price", "arguments": '{"t": '}}]
     (block,) = Messages().whole(chat(content=None, tool_calls=broken))["content"]
     assert block["input"] == {"arguments": '{"t": '}
+
+
+@pytest.mark.parametrize("arguments", ["{'t': 1}", "[1]", '{"t": ', "", '{"t": 1}'])
+def test_anthropics_client_reads_streamed_arguments_as_it_reads_whole_ones(arguments: str) -> None:
+    """It fails on text that is no JSON, and the agent would lose the turn."""
+    call = {"id": "c", "function": {"name": "price", "arguments": arguments}}
+    answer = chat(content=None, tool_calls=[call])
+    message, buffers = None, dict[int, bytes]()
+    for event in streamed(Messages(), answer):
+        parsed = TypeAdapter[Any](RawMessageStreamEvent).validate_python(event)
+        message = accumulate_event(event=parsed, current_snapshot=message, json_bufs=buffers)
+    assert message is not None
+    (block,) = Messages().whole(answer)["content"]
+    assert message.content[0].model_dump()["input"] == block["input"]
 
 
 @pytest.mark.parametrize("dialect", [Messages, Responses])
