@@ -56,6 +56,7 @@ LONGEST_WAIT_S = 300.0  # by ``Retry-After``; the window's own time runs meanwhi
 _PROBE = ({"role": "user", "content": "Answer with the JSON object {} alone."},)
 _PROBE_TOKENS = 64
 _UNANSWERED = "sent, and not answered"
+_NO_ANSWER = "the judge's server gives no answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,9 +227,10 @@ class CachedJudge:
             self._tried.add(key)
             if known is not None:
                 loss = _remembered(known)
-                # A single trajectory without a usable reply is asked again in a later run.
-                later = len(block) == 1 and loss.reason == Reason.NO_JUDGMENT
-                if not later or tried:
+                # A single trajectory without a usable reply is asked again in a later run, but not
+                # one without any answer: each of its attempts is charged at its worst case.
+                later = loss.reason == Reason.NO_JUDGMENT and not loss.detail.startswith(_NO_ANSWER)
+                if len(block) > 1 or not later or tried:
                     raise _FailedBlockError(loss)
             return await self._buy(group, block, prompt, repeat)
 
@@ -308,9 +310,10 @@ class CachedJudge:
         if failure.limited or not await self._server_answers(draft):
             self._silent = str(failure)
             raise self._client.failure(self._silent)
-        raise _FailedBlockError(
-            LostItem(Reason.NO_JUDGMENT, f"the judge's server gives no answer: {failure}")
-        )
+        loss = LostItem(Reason.NO_JUDGMENT, f"{_NO_ANSWER}: {failure}")
+        # It costs nothing, so no budget forbids it. Without it a later run would ask all again.
+        await self._ledger.enter(replace(draft, problem=loss.stored), Budget())
+        raise _FailedBlockError(loss)
 
     async def _server_answers(self, draft: Purchase) -> bool:
         """Return True if the server answers a request without any trajectory."""
