@@ -526,11 +526,11 @@ def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
 def fit_lines(
     lines: Sequence[str], limit: int, wanted: Sequence[str] = (), between: str = "\n"
 ) -> str:
-    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
+    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` name are kept first."""
     if count_tokens(whole := between.join(lines)) <= limit:
         return whole
     order = sorted(
-        range(len(lines)), key=lambda i: (not any(word in lines[i] for word in wanted), i)
+        range(len(lines)), key=lambda i: (not any(_names(lines[i], name) for name in wanted), i)
     )
     kept: set[int] = set()
     used = count_tokens(_left_out(len(lines)))
@@ -541,6 +541,12 @@ def fit_lines(
         kept.add(index)
     shown = [line for index, line in enumerate(lines) if index in kept]
     return between.join([*shown, _left_out(len(lines) - len(shown))])
+
+
+def _names(line: str, name: str) -> bool:
+    """Return True if a line holds a name whole: ``m-25`` is not ``m-250``, nor ``other:m-25``."""
+    # The search of plain text is fast, and few lines pass it.
+    return name in line and bool(re.search(rf"(?<![\w:-]){re.escape(name)}(?![\w-]|:\w)", line))
 
 
 def _left_out(count: int) -> str:

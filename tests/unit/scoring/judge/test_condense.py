@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from babylon.core.game_rows import scenario_market, scenario_ticker
 from babylon.scoring.judge.condense import (
     common_lines,
     condense,
@@ -265,6 +266,36 @@ def test_ground_truth_that_is_too_long_keeps_what_agents_dealt_with_and_counts_t
     assert "market77 rose" in text and count_tokens(text) <= 60
     kept = text.count("rose")
     assert text.endswith(f"[{100 - kept} lines left out]")
+
+
+def test_a_name_inside_a_longer_one_is_another_market():
+    lines = [f"{scenario}m-{n} rose" for scenario in ("a:", "") for n in range(100)]
+    text = fit_lines(lines, 60, ["m-7"])
+    kept = [line for line in text.splitlines() if line.startswith("m-")]
+    assert kept == ["m-7 rose"] and text.startswith("a:m-0 rose")
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("predictionMarketId", "m-25"),
+        ("predictionMarketId", scenario_market("s", "m-25")),
+        ("stockTicker", scenario_ticker("s", "m-25")),
+    ],
+)
+def test_the_truth_of_the_traded_market_is_kept_whatever_else_the_orders_say(column, name):
+    order = step(0, action="BUY_SHARES")
+    key = "ticker" if column == "stockTicker" else "marketId"
+    order["action"]["parameters"] = {key: "m-25", "side": "NO", "reason": "r"}
+    others = [f"{scenario}m-{n}" for n in (2, 5, 250) for scenario in ("", "other:")] * 60
+    truth = GroundTruth(
+        outcomes=tuple(
+            {column: one, "question": "NO news?", "outcome": "NO"} for one in [*others, name]
+        )
+    )
+    prompts = prepare_group([judged("a", 1.0, [order])], truth, config(context_tokens=4000))
+    assert "lines left out]" in prompts.truth
+    assert any(line.startswith((f"{name} ", f"{name}: ")) for line in prompts.truth.splitlines())
 
 
 def test_knowledge_that_only_one_has_is_told_of_that_one():
