@@ -438,9 +438,7 @@ def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[tuple[str,
     """Return each line, and whether it answers the agent's earlier words and tool calls."""
     sent: list[Sequence[Message]] = [call.messages for call in calls]
     sent += [
-        call.get("messages") or [{"role": role, "content": call.get(key)} for role, key in _PROMPTS]
-        for call in step.get("llmCalls", ())
-        if call.get("purpose") != "evaluation"
+        _messages(call) for call in step.get("llmCalls", ()) if call.get("purpose") != "evaluation"
     ]
     lines: list[tuple[str, bool]] = []
     for messages in sent:
@@ -462,6 +460,14 @@ def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[tuple[str,
 
 
 _PROMPTS = (("system", "systemPrompt"), ("user", "userPrompt"))
+
+
+def _messages(call: RecordedStep) -> Sequence[Message]:
+    """Return a call's messages, or its prompts as messages."""
+    told = call.get("messages")  # training does not read them: any type passes the checks
+    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told):
+        return told
+    return [{"role": role, "content": call.get(key)} for role, key in _PROMPTS]
 
 
 def _texts(*values: object) -> list[str]:
