@@ -505,6 +505,7 @@ def _rounded(value: object) -> object:
 
 
 _MAX_LINE = 300  # characters
+_MAX_PART = _MAX_LINE // 2  # of an outcome whose line would be longer
 
 
 def truth_lines(truth: GroundTruth) -> list[str]:
@@ -512,7 +513,7 @@ def truth_lines(truth: GroundTruth) -> list[str]:
     lines = []
     for row in truth.outcomes:
         try:
-            lines.append(escape(shorten(_outcome(row), _MAX_LINE)))
+            lines.append(escape(_outcome(row)))
         except RecursionError:  # one outcome, nested too deep, costs only itself
             lines.append("[an outcome that cannot be read]")
     return lines
@@ -575,7 +576,10 @@ def _outcome(row: Mapping[str, object]) -> str:
             parts.append(f"last P(YES) {row['finalProbability']}")
     if row.get("newsEvents"):
         parts.append(f"news: {_plain(row['newsEvents'])}")
-    return ", ".join(parts)
+    whole = ", ".join(parts)
+    # Each part by itself: what is cut out of the middle must not be the resolution.
+    short = ", ".join(shorten(part, _MAX_PART) for part in parts)
+    return whole if len(whole) <= _MAX_LINE else short
 
 
 def _plain(value: object) -> str:

@@ -268,6 +268,17 @@ def test_outcomes_and_knowledge_are_told_line_by_line():
     assert knowledge_lines(known) == ["actualOutcomes m1: True", "seed: 7"]
 
 
+@pytest.mark.parametrize("words", [20, 60, 300])
+def test_long_questions_and_long_news_leave_the_resolution_in_place(words):
+    row = {"question": "Will it " * words, "newsEvents": [{"h": "news " * words}]}
+    price = {"stockTicker": "T", "startPrice": 10.0, "endPrice": 9.0}
+    known = {"predictionMarketId": "m-1", "outcome": "NO", "finalProbability": 0.03}
+    (line,) = truth_lines(GroundTruth(outcomes=({**price, **known, **row},)))
+    assert line.startswith("T: 10.0 to 9.0, m-1 Will it")
+    assert ", resolved NO, last P(YES) 0.03, news: h news" in line
+    assert len(line) < 450
+
+
 def test_ground_truth_that_is_too_long_keeps_what_agents_dealt_with_and_counts_the_rest():
     lines = [f"market{n} rose" for n in range(100)]
     text = fit_lines(lines, 60, ["market77"])
