@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from babylon.core.errors import ScoringError
 from babylon.quality.decode import Reason
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger, plus
+from babylon.scoring.judge.budget import Budget, InFlight, JudgeLedger, plus
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
 from babylon.scoring.judge.judge_client import (
     JudgeAnswer,
@@ -107,7 +107,7 @@ class _FailedBlockError(Exception):
 
 
 class CachedJudge:
-    """One judge with its ledger and its budget.
+    """One judge with its ledger and its budget. Judges of one panel share ``in_flight``.
 
     ``bought`` is the cost of this run, and its ``requests`` are the replies.
     """
@@ -120,12 +120,12 @@ class CachedJudge:
         *,
         retries: int = RETRIES,
         pace: Pace | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
         self._client, self._ledger, self._budget = client, ledger, budget
         self._retries, self._pace = retries, pace or Pace()
         self.bought = Spent()
-        self._in_flight = 0
-        self._settled = asyncio.Condition()
+        self._in_flight = in_flight or InFlight()
         self._useless = 0
         self._silent = ""  # the last failure of a server that answers nothing
         self._tried: set[str] = set()  # prompts that had no usable reply when they were needed
@@ -164,13 +164,18 @@ class CachedJudge:
         )
 
     async def require(self, work: Sequence[tuple[GroupPrompts, Sequence[Block]]]) -> None:
-        """Check the expected cost of all blocks of all groups.
+        """Check the expected cost of all blocks of all groups, beside other judges' requests.
 
         Raises:
             BudgetSpentError: it does not fit.
         """
         costs = [await self.expected_cost(group, blocks) for group, blocks in work]
-        self._budget.require(await self._ledger.spent(), reduce(plus, costs, Spent()))
+        cost = reduce(plus, costs, Spent())
+
+        async def check() -> None:
+            self._budget.require(await self._ledger.spent(), cost)
+
+        await self._in_flight.until_it_fits(check)
 
     async def expected_cost(
         self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
@@ -367,9 +372,9 @@ class CachedJudge:
                 await self._ledger.settle(number, replace(sent, problem=str(error)))
                 raise
             finally:
-                async with self._settled:
-                    self._in_flight -= 1
-                    self._settled.notify_all()
+                async with self._in_flight.settled:
+                    self._in_flight.count -= 1
+                    self._in_flight.settled.notify_all()
         self.bought = plus(self.bought, _cost(purchase, requests=1))
         return answer, purchase
 
@@ -381,17 +386,13 @@ class CachedJudge:
 
     async def _enter(self, entry: Purchase) -> int:
         """Enter a request at its worst case, if need be after those in flight are settled."""
-        async with self._settled:
-            while True:
-                try:
-                    number = await self._ledger.enter(entry, self._budget)
-                except BudgetSpentError:
-                    if not self._in_flight:
-                        raise
-                    await self._settled.wait()
-                else:
-                    self._in_flight += 1
-                    return number
+
+        async def enter() -> int:
+            number = await self._ledger.enter(entry, self._budget)
+            self._in_flight.count += 1
+            return number
+
+        return await self._in_flight.until_it_fits(enter)
 
     def _count_useless(self, problem: str) -> None:
         self._useless += 1
