@@ -8,8 +8,13 @@ MOST = 1e12  # dollars or shares; a larger number is a fault, and would drown th
 
 def market_of(action: GameAction) -> str | None:
     """Return the question's or perpetual's name."""
-    parameters = fields_of(action.parameters)
-    name = parameters.get("marketId") or parameters.get("ticker")
+    return market_in(action.parameters)
+
+
+def market_in(parameters: object) -> str | None:
+    """Return the name of the question or perpetual that an action's parameters hold."""
+    known = fields_of(parameters)
+    name = known.get("marketId") or known.get("ticker")
     return name if isinstance(name, str) else None
 
 

@@ -28,6 +28,18 @@ from tests.integration.game import WINDOW
 from tests.integration.test_judge import _cli, judge_for, thinned  # noqa: F401
 
 
+async def test_a_judge_of_a_panel_waits_for_what_the_others_have_in_flight(
+    store,
+    settings,
+    thinned,  # noqa: F811
+):
+    """Their worst cases together exceed the limit, and what they really cost does not."""
+    async with judge_for(settings, delay_s=0.3) as (judge, asked):
+        asked = asked.replace(judge={"panel": "second", "day_tokens": 11_000})
+        metrics = scored_metrics(await score_window(store, asked, thinned))
+    assert metrics["judge_panel_failed"] == 0 and judge.tokens < 11_000
+
+
 async def answer_all(store, person="ann"):
     """Answer every pair by profit, as a person at the terminal does."""
     count = 0

@@ -6,12 +6,15 @@ work. The ledger checks the limits and enters the request in one step, so reques
 also of other processes, cannot exceed a limit together.
 """
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from babylon.core.errors import WindowNotReadyError
 from babylon.store.judgments import Accounts, Purchase, Spent
+
+T = TypeVar("T")
 
 
 class BudgetSpentError(WindowNotReadyError):
@@ -66,6 +69,29 @@ class Budget:
         if not self.window.allow(plus(spent.window, cost)):
             return "window"
         return None if self.day.allow(plus(spent.day, cost)) else "day"
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Requests of one window's judges that may yet cost less than they are charged."""
+
+    count: int = 0
+    settled: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def until_it_fits(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try, and try again after each answer as long as requests are in flight.
+
+        Raises:
+            BudgetSpentError: it does not fit, and no request is in flight.
+        """
+        async with self.settled:
+            while True:
+                try:
+                    return await attempt()
+                except BudgetSpentError:
+                    if not self.count:
+                        raise
+                    await self.settled.wait()
 
 
 def plus(one: Spent, other: Spent) -> Spent:

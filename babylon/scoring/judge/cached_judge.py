@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from babylon.core.errors import ScoringError
 from babylon.quality.decode import Reason
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger, plus
+from babylon.scoring.judge.budget import Budget, InFlight, JudgeLedger, plus
 from babylon.scoring.judge.group_prompts import Block, GroupPrompts
 from babylon.scoring.judge.judge_client import (
     JudgeAnswer,
@@ -56,6 +56,7 @@ LONGEST_WAIT_S = 300.0  # by ``Retry-After``; the window's own time runs meanwhi
 _PROBE = ({"role": "user", "content": "Answer with the JSON object {} alone."},)
 _PROBE_TOKENS = 64
 _UNANSWERED = "sent, and not answered"
+_NO_ANSWER = "the judge's server gives no answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class _FailedBlockError(Exception):
 
 
 class CachedJudge:
-    """One judge with its ledger and its budget.
+    """One judge with its ledger and its budget. Judges of one panel share ``in_flight``.
 
     ``bought`` is the cost of this run, and its ``requests`` are the replies.
     """
@@ -119,12 +120,12 @@ class CachedJudge:
         *,
         retries: int = RETRIES,
         pace: Pace | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
         self._client, self._ledger, self._budget = client, ledger, budget
         self._retries, self._pace = retries, pace or Pace()
         self.bought = Spent()
-        self._in_flight = 0
-        self._settled = asyncio.Condition()
+        self._in_flight = in_flight or InFlight()
         self._useless = 0
         self._silent = ""  # the last failure of a server that answers nothing
         self._tried: set[str] = set()  # prompts that had no usable reply when they were needed
@@ -163,13 +164,18 @@ class CachedJudge:
         )
 
     async def require(self, work: Sequence[tuple[GroupPrompts, Sequence[Block]]]) -> None:
-        """Check the expected cost of all blocks of all groups.
+        """Check the expected cost of all blocks of all groups, beside other judges' requests.
 
         Raises:
             BudgetSpentError: it does not fit.
         """
         costs = [await self.expected_cost(group, blocks) for group, blocks in work]
-        self._budget.require(await self._ledger.spent(), reduce(plus, costs, Spent()))
+        cost = reduce(plus, costs, Spent())
+
+        async def check() -> None:
+            self._budget.require(await self._ledger.spent(), cost)
+
+        await self._in_flight.until_it_fits(check)
 
     async def expected_cost(
         self, group: GroupPrompts, blocks: Sequence[Block], *, repeat: int = 0
@@ -226,9 +232,10 @@ class CachedJudge:
             self._tried.add(key)
             if known is not None:
                 loss = _remembered(known)
-                # A single trajectory without a usable reply is asked again in a later run.
-                later = len(block) == 1 and loss.reason == Reason.NO_JUDGMENT
-                if not later or tried:
+                # A single trajectory without a usable reply is asked again in a later run, but not
+                # one without any answer: each of its attempts is charged at its worst case.
+                later = loss.reason == Reason.NO_JUDGMENT and not loss.detail.startswith(_NO_ANSWER)
+                if len(block) > 1 or not later or tried:
                     raise _FailedBlockError(loss)
             return await self._buy(group, block, prompt, repeat)
 
@@ -308,9 +315,10 @@ class CachedJudge:
         if failure.limited or not await self._server_answers(draft):
             self._silent = str(failure)
             raise self._client.failure(self._silent)
-        raise _FailedBlockError(
-            LostItem(Reason.NO_JUDGMENT, f"the judge's server gives no answer: {failure}")
-        )
+        loss = LostItem(Reason.NO_JUDGMENT, f"{_NO_ANSWER}: {failure}")
+        # It costs nothing, so no budget forbids it. Without it a later run would ask all again.
+        await self._ledger.enter(replace(draft, problem=loss.stored), Budget())
+        raise _FailedBlockError(loss)
 
     async def _server_answers(self, draft: Purchase) -> bool:
         """Return True if the server answers a request without any trajectory."""
@@ -364,9 +372,9 @@ class CachedJudge:
                 await self._ledger.settle(number, replace(sent, problem=str(error)))
                 raise
             finally:
-                async with self._settled:
-                    self._in_flight -= 1
-                    self._settled.notify_all()
+                async with self._in_flight.settled:
+                    self._in_flight.count -= 1
+                    self._in_flight.settled.notify_all()
         self.bought = plus(self.bought, _cost(purchase, requests=1))
         return answer, purchase
 
@@ -378,17 +386,13 @@ class CachedJudge:
 
     async def _enter(self, entry: Purchase) -> int:
         """Enter a request at its worst case, if need be after those in flight are settled."""
-        async with self._settled:
-            while True:
-                try:
-                    number = await self._ledger.enter(entry, self._budget)
-                except BudgetSpentError:
-                    if not self._in_flight:
-                        raise
-                    await self._settled.wait()
-                else:
-                    self._in_flight += 1
-                    return number
+
+        async def enter() -> int:
+            number = await self._ledger.enter(entry, self._budget)
+            self._in_flight.count += 1
+            return number
+
+        return await self._in_flight.until_it_fits(enter)
 
     def _count_useless(self, problem: str) -> None:
         self._useless += 1

@@ -438,9 +438,7 @@ def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[tuple[str,
     """Return each line, and whether it answers the agent's earlier words and tool calls."""
     sent: list[Sequence[Message]] = [call.messages for call in calls]
     sent += [
-        call.get("messages") or [{"role": role, "content": call.get(key)} for role, key in _PROMPTS]
-        for call in step.get("llmCalls", ())
-        if call.get("purpose") != "evaluation"
+        _messages(call) for call in step.get("llmCalls", ()) if call.get("purpose") != "evaluation"
     ]
     lines: list[tuple[str, bool]] = []
     for messages in sent:
@@ -462,6 +460,14 @@ def _lines_of_step(step: RecordedStep, calls: Iterable[Call]) -> list[tuple[str,
 
 
 _PROMPTS = (("system", "systemPrompt"), ("user", "userPrompt"))
+
+
+def _messages(call: RecordedStep) -> Sequence[Message]:
+    """Return a call's messages, or its prompts as messages."""
+    told = call.get("messages")  # training does not read them: any type passes the checks
+    if isinstance(told, list) and told and all(isinstance(one, dict) for one in told):
+        return told
+    return [{"role": role, "content": call.get(key)} for role, key in _PROMPTS]
 
 
 def _texts(*values: object) -> list[str]:
@@ -499,6 +505,7 @@ def _rounded(value: object) -> object:
 
 
 _MAX_LINE = 300  # characters
+_MAX_PART = _MAX_LINE // 2  # of an outcome whose line would be longer
 
 
 def truth_lines(truth: GroundTruth) -> list[str]:
@@ -506,7 +513,7 @@ def truth_lines(truth: GroundTruth) -> list[str]:
     lines = []
     for row in truth.outcomes:
         try:
-            lines.append(escape(shorten(_outcome(row), _MAX_LINE)))
+            lines.append(escape(_outcome(row)))
         except RecursionError:  # one outcome, nested too deep, costs only itself
             lines.append("[an outcome that cannot be read]")
     return lines
@@ -526,11 +533,11 @@ def knowledge_lines(judged: JudgedTrajectory) -> list[str]:
 def fit_lines(
     lines: Sequence[str], limit: int, wanted: Sequence[str] = (), between: str = "\n"
 ) -> str:
-    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` word are kept first."""
+    """Return the lines in at most ``limit`` tokens. Lines with a ``wanted`` name are kept first."""
     if count_tokens(whole := between.join(lines)) <= limit:
         return whole
     order = sorted(
-        range(len(lines)), key=lambda i: (not any(word in lines[i] for word in wanted), i)
+        range(len(lines)), key=lambda i: (not any(_names(lines[i], name) for name in wanted), i)
     )
     kept: set[int] = set()
     used = count_tokens(_left_out(len(lines)))
@@ -541,6 +548,12 @@ def fit_lines(
         kept.add(index)
     shown = [line for index, line in enumerate(lines) if index in kept]
     return between.join([*shown, _left_out(len(lines) - len(shown))])
+
+
+def _names(line: str, name: str) -> bool:
+    """Return True if a line holds a name whole: ``m-25`` is not ``m-250``, nor ``other:m-25``."""
+    # The search of plain text is fast, and few lines pass it.
+    return name in line and bool(re.search(rf"(?<![\w:-]){re.escape(name)}(?![\w-]|:\w)", line))
 
 
 def _left_out(count: int) -> str:
@@ -563,7 +576,10 @@ def _outcome(row: Mapping[str, object]) -> str:
             parts.append(f"last P(YES) {row['finalProbability']}")
     if row.get("newsEvents"):
         parts.append(f"news: {_plain(row['newsEvents'])}")
-    return ", ".join(parts)
+    whole = ", ".join(parts)
+    # Each part by itself: what is cut out of the middle must not be the resolution.
+    short = ", ".join(shorten(part, _MAX_PART) for part in parts)
+    return whole if len(whole) <= _MAX_LINE else short
 
 
 def _plain(value: object) -> str:

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from babylon.core.errors import reason_of
+from babylon.core.game_rows import scenario_market, scenario_ticker
 from babylon.core.types import Rejection
 from babylon.quality.decode import Reason
+from babylon.quality.traded import market_in
 from babylon.scoring.judge.canaries import plant
 from babylon.scoring.judge.canary_results import Kind
 from babylon.scoring.judge.condense import (
@@ -191,9 +193,8 @@ def _block_size(config: JudgeConfig, longest: int, room: int) -> int:
 
 
 def _markets(judged: JudgedTrajectory) -> set[str]:
-    names: set[str] = set()
-    for step in judged.steps:
-        parameters = step.get("action", {}).get("parameters")
-        if isinstance(parameters, dict):
-            names |= {value for value in parameters.values() if isinstance(value, str)}
-    return {name for name in names if len(name) > 1}
+    """Return the names of the traded markets, also those that say the scenario."""
+    found = [market_in(step.get("action", {}).get("parameters")) for step in judged.steps]
+    names, scenario = set(filter(None, found)), judged.trajectory.scenario_id
+    unique = [of(scenario, name) for of in (scenario_market, scenario_ticker) for name in names]
+    return names.union(unique)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import pstdev
 
@@ -17,7 +17,7 @@ from babylon.core.errors import ScoringError, ServingError
 from babylon.core.settings import JudgeSettings
 from babylon.core.trajectories import Trajectory
 from babylon.core.types import Rejection
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError, InFlight
 from babylon.scoring.judge.canary_results import CanaryResult, summarise_canaries
 from babylon.scoring.judge.evidence import read_evidence
 from babylon.scoring.judge.judge_client import MODEL, TEMPERATURE, JudgeClient, Price, local_judge
@@ -161,6 +161,7 @@ class _Work:
     truth: GroundTruth
     config: JudgeConfig
     cheaper: bool
+    in_flight: InFlight = field(default_factory=InFlight)
 
 
 async def _ask(judge: JudgeSettings, work: _Work, *, trusted: bool) -> MemberJudgment:
@@ -200,6 +201,7 @@ async def _ask_and_store(judge: JudgeSettings, work: _Work, *, trusted: bool) ->
             trust=await asyncio.to_thread(_trust, before) if trusted else BLIND,
             retries=judge.retries,
             pace=Pace(judge.requests_per_minute, judge.tokens_per_minute),
+            in_flight=work.in_flight,
         )
     await _store(store, window_id, by, judgments.groups, judgments.canaries)
     for line in summarise_canaries(judgments.canaries):

@@ -27,7 +27,7 @@ from statistics import fmean, pstdev
 from babylon.core.errors import ScoringError
 from babylon.core.types import Rejection
 from babylon.quality.decode import MAX_DETAIL
-from babylon.scoring.judge.budget import Budget, BudgetSpentError, JudgeLedger
+from babylon.scoring.judge.budget import Budget, BudgetSpentError, InFlight, JudgeLedger
 from babylon.scoring.judge.cached_judge import (
     RETRIES,
     BlockVerdict,
@@ -77,10 +77,12 @@ async def judge_window(
     trust: Trust = BLIND,
     retries: int = RETRIES,
     pace: Pace | None = None,
+    in_flight: InFlight | None = None,
 ) -> Judgments:
     """Judge each group (scenario) of a window by itself.
 
-    ``trust`` turns the judge's opinions into scores. By default, opinions are the scores.
+    ``trust`` turns the judge's opinions into scores. By default, opinions are the scores. Judges of
+    one panel share ``in_flight``.
 
     Raises:
         ScoringError: there is no trajectory, or the judge fails, or judges no more than half of
@@ -92,7 +94,9 @@ async def judge_window(
             f"judge {client.name} has nothing to judge: no trajectory of the window can be read;"
             " correct how its rows are recorded, or choose another scorer"
         )
-    judge = CachedJudge(client, ledger, budget or Budget(), retries=retries, pace=pace)
+    judge = CachedJudge(
+        client, ledger, budget or Budget(), retries=retries, pace=pace, in_flight=in_flight
+    )
     judgings, rejected = await asyncio.to_thread(_prepare, judged, truth, config)
     # Before anything is bought: half a pass would leave agents without a score.
     blocks = [group.first_pass() for group in judgings]

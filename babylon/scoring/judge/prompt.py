@@ -26,7 +26,7 @@ import msgspec
 
 from babylon.scoring.judge.judgment import Rubric
 
-PROMPT_VERSION = 2
+PROMPT_VERSION = 3
 Schema: TypeAlias = Mapping[str, object]
 Form = Literal["list", "one"]
 """Form of a reply: a score for each trajectory of a list, or the score of one."""
@@ -44,7 +44,8 @@ _TEMPLATE = re.compile(  # of Llama 2 and Mistral; those of others begin with ``
 )
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PIECES = re.compile(r"[A-Za-z]{1,4}|[^\x00-\x7f]|\s+|[^\sA-Za-z]")
-_LABELS = [letter + digit for letter in "BCDFGHJKLMNPQRSTVWXZ" for digit in "23456789"]
+# Without L, because L3 is the name of a line that several saw.
+_LABELS = [letter + digit for letter in "BCDFGHJKMNPQRSTVWXZ" for digit in "23456789"]
 
 _ROLE = (
     "You judge agents that played the same scenario in the same time. What stands between the tags"

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from babylon.core.game_rows import scenario_market, scenario_ticker
 from babylon.scoring.judge.condense import (
     common_lines,
     condense,
@@ -53,6 +54,14 @@ def test_a_step_tells_what_was_new_what_was_said_done_and_what_came_of_it():
         "Summary: 3 steps, 1 actions, 1 of 2 decided trades won, last balance $1000.00,"
         " P&L in this window $+12.50",
     ]
+
+
+@pytest.mark.parametrize("messages", ["text", ["text"], {"a": 1}, [None], 7, [], None])
+def test_messages_that_are_no_list_of_objects_give_way_to_the_prompts(messages):
+    played = step(0, prompt="YES 0.40")
+    told = condense(judged("a", 1.0, [played]), [], 10_000)
+    played["llmCalls"][0]["messages"] = messages
+    assert condense(judged("a", 1.0, [played]), [], 10_000) == told
 
 
 def test_words_cannot_pose_as_another_step_or_as_a_result():
@@ -259,12 +268,53 @@ def test_outcomes_and_knowledge_are_told_line_by_line():
     assert knowledge_lines(known) == ["actualOutcomes m1: True", "seed: 7"]
 
 
+@pytest.mark.parametrize("words", [20, 60, 300])
+def test_long_questions_and_long_news_leave_the_resolution_in_place(words):
+    row = {"question": "Will it " * words, "newsEvents": [{"h": "news " * words}]}
+    price = {"stockTicker": "T", "startPrice": 10.0, "endPrice": 9.0}
+    known = {"predictionMarketId": "m-1", "outcome": "NO", "finalProbability": 0.03}
+    (line,) = truth_lines(GroundTruth(outcomes=({**price, **known, **row},)))
+    assert line.startswith("T: 10.0 to 9.0, m-1 Will it")
+    assert ", resolved NO, last P(YES) 0.03, news: h news" in line
+    assert len(line) < 450
+
+
 def test_ground_truth_that_is_too_long_keeps_what_agents_dealt_with_and_counts_the_rest():
     lines = [f"market{n} rose" for n in range(100)]
     text = fit_lines(lines, 60, ["market77"])
     assert "market77 rose" in text and count_tokens(text) <= 60
     kept = text.count("rose")
     assert text.endswith(f"[{100 - kept} lines left out]")
+
+
+def test_a_name_inside_a_longer_one_is_another_market():
+    lines = [f"{scenario}m-{n} rose" for scenario in ("a:", "") for n in range(100)]
+    text = fit_lines(lines, 60, ["m-7"])
+    kept = [line for line in text.splitlines() if line.startswith("m-")]
+    assert kept == ["m-7 rose"] and text.startswith("a:m-0 rose")
+
+
+@pytest.mark.parametrize(
+    ("column", "name"),
+    [
+        ("predictionMarketId", "m-25"),
+        ("predictionMarketId", scenario_market("s", "m-25")),
+        ("stockTicker", scenario_ticker("s", "m-25")),
+    ],
+)
+def test_the_truth_of_the_traded_market_is_kept_whatever_else_the_orders_say(column, name):
+    order = step(0, action="BUY_SHARES")
+    key = "ticker" if column == "stockTicker" else "marketId"
+    order["action"]["parameters"] = {key: "m-25", "side": "NO", "reason": "r"}
+    others = [f"{scenario}m-{n}" for n in (2, 5, 250) for scenario in ("", "other:")] * 60
+    truth = GroundTruth(
+        outcomes=tuple(
+            {column: one, "question": "NO news?", "outcome": "NO"} for one in [*others, name]
+        )
+    )
+    prompts = prepare_group([judged("a", 1.0, [order])], truth, config(context_tokens=4000))
+    assert "lines left out]" in prompts.truth
+    assert any(line.startswith((f"{name} ", f"{name}: ")) for line in prompts.truth.splitlines())
 
 
 def test_knowledge_that_only_one_has_is_told_of_that_one():

@@ -133,7 +133,7 @@ async def test_what_was_bought_is_never_bought_again():
 )
 async def test_a_reply_that_cannot_be_used_is_repaired_or_its_block_split(fault):
     group, worths = ladder(24)
-    async with bench(faults={fault: 0.3}, seed=2) as (judge, client):
+    async with bench(faults={fault: 0.3}, seed=1) as (judge, client):
         judgments = await judge_all(client, group)
     assert judge.faults[fault]
     assert kendall(worths, values(judgments)) == 1

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from babylon.core.errors import ScoringError
-from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError, InFlight
 from babylon.scoring.judge.judge_client import JudgeClient, Price, RetryLaterError
 from babylon.scoring.judge.judge_window import judge_window
 from babylon.scoring.judge.judgment import GroundTruth
@@ -132,6 +132,22 @@ async def test_a_budget_waits_for_requests_in_flight_before_it_is_spent():
         _, tight = await judge_all(client, 24, ledger=ledger, budget=budget)
     assert kendall(worths, [one.score for one in tight.scores]) == 1
     assert judge.tokens <= 3 * free.tokens
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_judges_of_one_panel_wait_for_each_others_requests(later):
+    """The worst cases of both at once exceed the limit, the real costs do not."""
+    async with bench() as (_, client):
+        _, free = await judge_all(client, 6, list_size=6)
+    options = {"budget": Budget(day=BudgetLimits(tokens=4 * free.tokens)), "in_flight": InFlight()}
+    ledger = MemoryJudgments()
+    async with bench(delay_s=0.1) as (judge, first), bench(model="second") as (_, second):
+        running = asyncio.create_task(judge_all(first, 6, ledger=ledger, **options))
+        while later and not judge.requests:
+            await asyncio.sleep(0.01)
+        results = [await judge_all(second, 6, ledger=ledger, **options), await running]
+    assert all(kendall(worths, [one.score for one in j.scores]) == 1 for worths, j in results)
+    assert {entry.judge for entry in ledger.entries} == {"loopback", "second"}
 
 
 async def test_what_another_run_has_in_flight_counts():

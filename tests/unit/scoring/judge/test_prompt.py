@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from babylon.scoring.judge.prompt import count_tokens, escape, shorten
+from babylon.scoring.judge.judgment import load_rubric
+from babylon.scoring.judge.prompt import Shown, build_prompt, count_tokens, escape, shorten
 
 
 @given(st.text())
@@ -18,6 +19,16 @@ def test_no_token_of_a_chat_template_stands_in_escaped_text():
     assert escape("an [INSTANT] [12 lines left out] [inst]") == (
         "an [INSTANT] [12 lines left out] [inst]"
     )
+
+
+def test_no_trajectory_has_the_name_of_a_line_that_several_saw():
+    rubric, shown = load_rubric("trading-v1"), [Shown(trajectory_id="", text="L3 | BUY")] * 6
+    prompts = [
+        build_prompt("list", rubric, truth="", common="", shown=shown, seed=str(seed))
+        for seed in range(200)
+    ]
+    labels = {label for prompt in prompts for label in prompt.labels}
+    assert len(labels) > 100 and not [label for label in labels if label.startswith("L")]
 
 
 def test_control_characters_and_unseen_characters_are_gone():

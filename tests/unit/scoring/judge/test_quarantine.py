@@ -61,10 +61,10 @@ async def test_the_refused_trajectory_is_singled_out_and_the_rest_is_judged(list
         judgments = await judge_all(client, group, list_size, ledger)
         asked = judge.requests
         assert judge.faults[refusal]
-        if refusal != "silence":  # refusals are remembered: a repeated run asks for none again
-            again = await judge_all(client, group, list_size, ledger)
-            assert judge.requests == asked
-            assert again.rejected == judgments.rejected
+        spent = await ledger.spent()
+        again = await judge_all(client, group, list_size, ledger)  # refusals are remembered
+        assert (judge.requests, await ledger.spent()) == (asked, spent)
+        assert again.rejected == judgments.rejected
     assert {one.trajectory_id for one in judgments.rejected} == {"t-bad3", "t-bad7"}
     reason = "no_judgment" if refusal == "silence" else "judge_refused"
     assert {one.reason for one in judgments.rejected} == {reason}
@@ -157,11 +157,20 @@ async def test_a_judge_that_is_never_usable_fails_before_it_costs_much():
     assert judge.requests < 60
 
 
-@pytest.mark.parametrize("refusal", ["error_400", "refusal", "content_filter"])
+async def test_to_remember_that_the_server_gave_no_answer_costs_nothing():
+    ledger = MemoryJudgments()
+    async with bench(refuses="unspeakable", refusal="silence") as (_, client):
+        await judge_all(client, with_bad(6, 2)[0], ledger=ledger, retries=1)
+    silent = [one for one in ledger.entries if "gives no answer" in (one.problem or "")]
+    assert {len(one.trajectory_ids) for one in silent} >= {1, 6}
+    assert not any(one.prompt_tokens + one.completion_tokens + one.usd for one in silent)
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
 async def test_a_server_that_refused_everything_is_asked_again_when_it_is_repaired(refusal):
     ledger, (group, _) = MemoryJudgments(), ladder(8)
     async with bench(refuses="trajectory", refusal=refusal) as (_, client):
-        with pytest.raises(ScoringError, match="8 judge_refused"):
+        with pytest.raises(ScoringError, match=r"8 (judge_refused|no_judgment)"):
             await judge_all(client, group, ledger=ledger)
     async with bench() as (_, client):
         judgments = await judge_all(client, group, ledger=ledger)
