@@ -47,6 +47,7 @@ PARALLEL = 6
 REQUEST_S, CONNECT_S, RETRY_S = 60.0, 5.0, 60.0
 TRIES, PAUSE_S = 4, 0.2  # of a read whose bytes are wrong or break off
 _CONTENT = re.compile("[0-9a-f]{64}")  # name of a directory's file
+BROKEN_OFF_S = 3600.0
 KEEP_S = 600.0  # a copy that was used this lately may be read at this moment
 
 
@@ -152,6 +153,7 @@ def fetch(home: Home, path: Path, sha256: str | None = None) -> Path:
                 f"{key} cannot be read from {home.store} ({_short(error)}){_REMEDY}"
             ) from error
         log.warning("%s does not answer, the copy of %s here is used", home.store, key)
+        return path  # nothing leaves the cache while nothing could bring it back
     trim(home)
     return path
 
@@ -284,6 +286,7 @@ def trim(home: Home) -> None:
 
     A copy that was used within ``KEEP_S`` stays, because a reader may have opened a part of it.
     """
+    _remove_broken_off(home)
     bound, copies = home.cache_gb * 1e9, []
     for index in _index(home, "").parent.glob("*"):
         with suppress(FileNotFoundError):
@@ -307,6 +310,16 @@ def trim(home: Home) -> None:
             gone.unlink(missing_ok=True)
         total -= size
         log.info("%s left the cache: it is in %s", path, home.store)
+
+
+def _remove_broken_off(home: Home) -> None:
+    """Delete what killed processes began to fetch. What is being fetched is written to."""
+    places = (home.checkpoints, home.progress, home.models, home.artifacts)
+    for path in [found for place in places for found in place.glob(".*.tmp")]:
+        with suppress(OSError):  # another process was faster
+            newest = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
+            if newest < time.time() - BROKEN_OFF_S:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 _REMEDY = ": see that it answers, and AWS_ENDPOINT_URL and its credentials"

@@ -254,13 +254,21 @@ async def exit_with_supervisor() -> None:
         await asyncio.sleep(_ORPHAN_AGAIN_S)
 
 
+_START = 19  # of the fields of /proc/PID/stat behind the command: ``starttime``
+
+
 class ProcessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Pid and start time identify one process for ever. The system uses a pid again."""
+    """Pid and start identify one process for ever. The system uses a pid again.
+
+    ``started``: the boot and the ticks since, which no step of the wall clock changes; empty where
+    the system does not tell them, as outside Linux. ``created`` is by the wall clock.
+    """
 
     name: str
     pid: int
     created: float
     port: int | None
+    started: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +328,9 @@ class Processes:
     def record(self, name: str, pid: int, port: int | None = None) -> ProcessRecord:
         """Write the record of a process that runs."""
         created = psutil.Process(pid).create_time()
-        record = ProcessRecord(name=name, pid=pid, created=created, port=port)
+        record = ProcessRecord(
+            name=name, pid=pid, created=created, port=port, started=_started(pid)
+        )
         make_home(self.home)
         make_directory(self.directory)
         part = self._path(name).with_suffix(f".{os.getpid()}")
@@ -364,9 +374,20 @@ def _process(record: ProcessRecord) -> psutil.Process | None:
     try:
         process = psutil.Process(record.pid)
         same = abs(process.create_time() - record.created) < 1
+        if record.started:
+            same = _started(record.pid) == record.started
     except psutil.NoSuchProcess:
         return None
     return process if same and lives(process) else None
+
+
+def _started(pid: int) -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        about = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return f"{boot} {about.rpartition(')')[2].split()[_START]}"
 
 
 def lives(process: psutil.Process) -> bool:

@@ -35,6 +35,7 @@ from babylon.core.windows import RECIPE_PATTERN, check_minutes
 
 MAX_HOURS = 100 * 366 * 24  # a century: a larger number is a typing error
 HOURS = "WINDOW_DURATION_HOURS"  # the original's name; it wins over WINDOW_MINUTES
+COMPLETE = "BABYLON_SETTINGS"  # set where the environment holds all settings: no file is read
 VLLM_LORA_RANK = 16  # largest of an adapter on the servers that ENGINE=vllm starts
 Engine = Literal["embedded", "vllm", "remote"]
 RecordingPolicy = Literal["lossless", "available"]

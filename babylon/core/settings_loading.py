@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from babylon.core.discretion import without_passwords
 from babylon.core.errors import ConfigError
 from babylon.core.home import Home
-from babylon.core.settings import HOURS, Settings, fields, variable_of
+from babylon.core.settings import COMPLETE, HOURS, Settings, fields, variable_of
 from babylon.core.windows import MAX_MINUTES, MIN_MINUTES, check_minutes
 
 
@@ -52,7 +52,8 @@ def load_with_sources(**overrides: Any) -> LoadedSettings:
     given = _flatten(overrides, "an override")
     environment = _from_environment()
     home = Home.at(given.get("home", environment.get("home", ".babylon")))
-    in_file = _from_file(home.settings_file)
+    # Services keep the settings with which they were started, also where these were unset.
+    in_file = {} if os.environ.get(COMPLETE) else _from_file(home.settings_file)
     sources = {
         **dict.fromkeys(in_file, str(home.settings_file)),
         **dict.fromkeys(environment, "environment"),

@@ -152,6 +152,9 @@ def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) 
         | _LOGGED
         | ({"PREFECT_RESULTS_DEFAULT_STORAGE_BLOCK": RESULTS_BLOCK} if home.store else {})
         | {
+            # Prefect unpacks its pages at the start, by default into a package that may belong to
+            # another user.
+            "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home.root / "prefect" / "ui"),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
             # By default only events are removed, and logs and pages grow for ever.

@@ -139,7 +139,11 @@ def test_a_store_that_is_down_is_an_error_that_names_it_and_copies_are_used_mean
     faults.left["refused"] = 1000
     with pytest.raises(StorageError, match=r"s3://.* does not take checkpoints/2025-11-14T1000-e1"):
         publish(here, other)
-    assert fetch(there, there.checkpoints / made.name).is_dir()
+    full = Home(there.root, there.store, cache_gb=0.0)
+    old = objects._index(there, f"checkpoints/{made.name}")
+    # The cache would drop it, and nothing could bring it back.
+    os.utime(old, (time.time() - 7200,) * 2)
+    assert fetch(full, there.checkpoints / made.name).is_dir()
     with pytest.raises(ArtifactError, match=r"2025-11-14T1000-e1 cannot be read"):
         fetch(there, there.checkpoints / other.name)
     for ask in (objects.names, objects.exists, objects.changed_at):
@@ -175,6 +179,20 @@ def test_the_copies_used_least_lately_go_and_what_is_only_here_stays(
     left = {path.name for path in there.checkpoints.iterdir()}
     assert left == {made[0].name, alone.name}
     assert _content(fetch(there, there.checkpoints / made[1].name)) == _content(made[1])
+
+
+def test_what_killed_processes_began_to_fetch_goes_after_an_hour(homes: tuple[Home, Home]) -> None:
+    here, there = homes
+    made = _checkpoint(here)
+    publish(here, made)
+    broken, young = (there.checkpoints / f".{name}-0123.tmp" for name in ("broken", "young"))
+    for path in (broken, young):
+        path.mkdir(parents=True)
+        (path / "weights.part").write_bytes(b"half")
+    for path in (broken, broken / "weights.part", young):
+        os.utime(path, (time.time() - 2 * objects.BROKEN_OFF_S,) * 2)
+    fetch(there, there.checkpoints / made.name)
+    assert {path.name for path in there.checkpoints.iterdir()} == {made.name, young.name}
 
 
 def test_what_is_removed_is_gone_in_the_store_too(homes: tuple[Home, Home]) -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from babylon.core.errors import ConfigError
@@ -58,7 +58,8 @@ class RemoteWorker:
         await asyncio.to_thread(clear_scratch, settings.home)
         async with open_store(settings):
             pass
-        api = prefect_api(settings.home, settings.prefect)
+        # Also through a tunnel or on the server's own machine: other machines' runs live there too.
+        api = replace(prefect_api(settings.home, settings.prefect), embedded=False)
         ours = environment(settings.home, api, settings.environment())
         processes, stop = Processes(home=settings.home.root), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

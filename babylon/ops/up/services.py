@@ -13,7 +13,7 @@ import aiohttp
 import babylon
 from babylon.core.home import Home, make_directory, make_home, remove_untouched
 from babylon.core.processes import Service
-from babylon.core.settings import Settings
+from babylon.core.settings import COMPLETE, Settings
 from babylon.ops.prefect_env import SERVER, PrefectApi, prefect_api, served_environment
 from babylon.serving.serve import READY_S
 
@@ -118,7 +118,7 @@ def environment(home: Home, api: PrefectApi, ours: Mapping[str, str]) -> dict[st
 
 
 def own_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The settings ``ours`` and the import path.
+    """The settings ``ours``, in the place of the home's file, and the import path.
 
     Paths become absolute: a worker runs each flow in a directory of its own.
     """
@@ -128,7 +128,7 @@ def own_environment(ours: Mapping[str, str]) -> dict[str, str]:
         if os.path.exists(ours[name])
     }
     found = filter(None, [str(_IMPORT_ROOT), os.environ.get("PYTHONPATH")])
-    return {**ours, **paths, "PYTHONPATH": os.pathsep.join(found)}
+    return {**ours, **paths, COMPLETE: "1", "PYTHONPATH": os.pathsep.join(found)}
 
 
 def _answers(*urls: str) -> Callable[[aiohttp.ClientSession], Awaitable[bool]]:

@@ -8,6 +8,7 @@ forward pass, which needs equal numbers on all ranks.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
+# One rank may bring a base model or send the progress while the others wait. A rank that dies is
+# noticed at once: torchrun ends the others.
+LONGEST_WAIT = timedelta(hours=12)
 _BUCKET = 2**26  # values that one message sums: 256 MiB of fp32
 
 
@@ -76,7 +80,8 @@ def joined_ranks() -> Iterator[TorchRanks]:
     """Join the group that torchrun describes in the environment, with one GPU for each process."""
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    kind = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(kind, timeout=LONGEST_WAIT)
     try:
         yield TorchRanks()
     finally:

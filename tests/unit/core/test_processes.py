@@ -237,9 +237,25 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
     assert not lives(child)
 
 
-def test_a_pid_that_belongs_to_another_process_by_now_is_never_touched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [1.5, -3600])
+def test_a_step_of_the_wall_clock_makes_no_process_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
     processes = Processes(home=tmp_path)
-    stranger = ProcessRecord(name="sleeper", pid=os.getpid(), created=1.0, port=None)
+    record = started(processes, DEAF)
+    created = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: created(self) + seconds)
+    assert processes.running("sleeper") == record and processes.started(record.pid)
+    assert processes.stop("sleeper", grace_s=0.3)
+    assert not psutil.pid_exists(record.pid)
+
+
+@pytest.mark.parametrize("begun", ["", "another boot 17"])
+def test_a_pid_that_belongs_to_another_process_by_now_is_never_touched(
+    tmp_path: Path, begun: str
+) -> None:
+    processes = Processes(home=tmp_path)
+    stranger = ProcessRecord(name="sleeper", pid=os.getpid(), created=1.0, port=None, started=begun)
     processes.directory.mkdir(parents=True)
     (processes.directory / "sleeper.json").write_bytes(msgspec.json.encode(stranger))
     assert not processes.stop("sleeper")

@@ -6,8 +6,9 @@ from pydantic import ValidationError
 
 from babylon.core.errors import ConfigError
 from babylon.core.learning_settings import LOSSES_WITH_NORMALISER, LOSSES_WITH_RATIO, PAIRS_ALONE
-from babylon.core.settings import fields, variable_of
+from babylon.core.settings import COMPLETE, fields, variable_of
 from babylon.core.settings_loading import load_settings, load_with_sources, merge_overrides
+from babylon.ops.up.services import own_environment
 
 
 def test_other_processes_read_equal_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -20,6 +21,19 @@ def test_other_processes_read_equal_values(monkeypatch: pytest.MonkeyPatch, tmp_
     for name, value in given.environment().items():
         monkeypatch.setenv(name, value)
     assert load_settings() == given
+
+
+def test_services_do_not_read_what_was_written_into_the_file_since(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where a setting was unset when they were started."""
+    given = load_settings(home=tmp_path)
+    for name, value in own_environment(given.environment()).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "babylon.toml").write_text('[database]\nurl = "postgresql://other/db"\n')
+    assert load_settings() == given
+    monkeypatch.delenv(COMPLETE)
+    assert load_settings() != given
 
 
 def test_an_unknown_deployment_strategy_is_named(

@@ -64,6 +64,7 @@ def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Pa
     served = served_environment(Home(tmp_path), ours, {})
     # In Prefect's own default a slot stays taken for ever when the server dies.
     assert served["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"].endswith(".filesystem")
+    assert served["PREFECT_SERVER_UI_STATIC_DIRECTORY"].startswith(str(tmp_path))
     assert served["PREFECT_SERVER_API_AUTH_STRING"] == served["PREFECT_API_AUTH_STRING"]
     elsewhere = api_of(tmp_path, api_url=CLOUD, api_key="pnu_x")
     assert elsewhere.headers == {"Authorization": "Bearer pnu_x"}
