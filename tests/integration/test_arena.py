@@ -273,7 +273,7 @@ async def test_recorded_play_that_was_not_trained_on_is_a_second_check(
 
     child = await challenge(store, naysayer, hour=10, parent=rejected.policy_version)
     assert (await held_out_check(store, child, TRAINING)).problem == (
-        "no held-out play: all that was recorded was trained on"
+        "no held-out play: all that was recorded was trained on or taken down"
     )
 
 
