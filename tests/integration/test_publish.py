@@ -849,6 +849,28 @@ async def test_a_damaged_window_holds_up_no_other(
     assert WINDOW not in read(hub, "trajectories")["window_id"].to_list()
 
 
+async def test_an_outcome_of_another_type_is_written_and_a_window_that_fits_no_table_costs_itself(
+    store: Store, publisher: Settings, hub: HubState, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = played(WINDOW, "ann")
+    told = ('"predictionMarketId":"m1"', '"outcome":"YES"')
+    wrote = ('"predictionMarketId":7,"startPrice":"12 coins","endPrice":3', '"outcome":true')
+    for of, to in zip(told, wrote, strict=True):
+        odd["knowledge_json"] = str(odd["knowledge_json"]).replace(of, to)
+    await finish(store, publisher, WINDOW, [odd])
+    huge = played(NEXT_DAY, "bo")
+    huge["game_json"] = str(huge["game_json"]).replace(':0,"timestamp', f':{2**40},"timestamp')
+    await finish(store, publisher, NEXT_DAY, [huge])
+    later = "2025-11-16T09:00"
+    await finish(store, publisher, later, [played(later, "cy")])
+    assert await push(store, publisher) == ["2025-11-14", "2025-11-16"]
+    (first, _) = read(hub, "outcomes").rows(named=True)
+    assert (first["market_id"], first["outcome"]) == ("7", "True")
+    assert (first["start_price_usd"], first["end_price_usd"]) == (None, 3.0)
+    assert f"the rows of window {NEXT_DAY} fit no table" in caplog.text
+    assert str(2**40) not in caplog.text
+
+
 def batch_digest(rows: list[TrainingRow]) -> str:
     """A digest of what the trainer computes on: every token, logprob and advantage."""
     trajectories, _ = scored_trajectories(tiny_tokenizer(), rows, context=512)
