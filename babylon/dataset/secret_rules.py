@@ -25,6 +25,8 @@ from mnemonic import Mnemonic
 _SEED_WORDS = "|".join(Mnemonic("english").wordlist)
 _ENTROPY_BITS = 4.2  # a character of random base64 has about 5.2 in 40 characters, a path about 3.9
 _DIGIT = re.compile(r"\d")
+_SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amount
+_IPV6_GROUPS = 8
 HEX_KEY = "HEX_KEY"
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
@@ -42,14 +44,30 @@ class Rule:
 
 
 def _is_phone(text: str) -> bool:
+    """True for a telephone number, also with digits of something else behind a separator."""
+    ends = (match.start() for match in _SEPARATOR.finditer(text))
+    return _phone(text, phonenumbers.is_possible_number) or any(
+        _phone(text[:end], phonenumbers.is_valid_number) for end in ends
+    )
+
+
+def _phone(text: str, holds: Callable[[phonenumbers.PhoneNumber], bool]) -> bool:
     try:
-        number = phonenumbers.parse(text, None if text.startswith("+") else "US")
+        return holds(phonenumbers.parse(text, None if text.startswith("+") else "US"))
     except phonenumbers.NumberParseException:
         return False
-    return phonenumbers.is_possible_number(number)
 
 
 def _is_address(text: str) -> bool:
+    """True for an address, also with one group too many: ``ip:`` before it, a port behind it."""
+    groups = text.split(":")
+    told = [text, text.removeprefix(":")]
+    if len(groups) == _IPV6_GROUPS + 1:
+        told += [":".join(groups[1:]), ":".join(groups[:-1])]
+    return any(map(_is_ip, told))
+
+
+def _is_ip(text: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -120,7 +138,7 @@ OWN = (
         r"\+?\d{9,15}\b",
     ),
     Rule("IP", r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _is_address),
-    Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4}", _is_address),
+    Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,8}[0-9a-fA-F]{1,4}", _is_address),
     Rule("HIGH_ENTROPY", r"[A-Za-z0-9+/_\-]{40,}={0,2}", _is_random),
     # Wallets' private keys and the keys of W&B have no prefix, and too few kinds of characters.
     Rule(HEX_KEY, r"\b(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})\b", _is_mixed),

@@ -160,6 +160,20 @@ def test_a_number_that_is_named_a_telephone_is_one() -> None:
         assert "4155550123" not in clean["parameters_json"]
 
 
+def test_what_stands_beside_a_telephone_number_or_an_address_hides_neither() -> None:
+    for secret, text in (
+        ("7946", "call +44 20 7946 0958 - 24/7"),
+        ("7946", "call +44 20 7946 0958 (2 lines) or 12"),
+        ("555", "call +1 415 555 2671 9 to 5"),
+        ("8a2e", "ip:2001:db8:85a3::8a2e:370:7334"),
+        ("8a2e", "ip:2001:db8:85a3:0:1:8a2e:370:7334 ok"),
+        ("8a2e", "at 2001:db8:85a3:0:1:8a2e:370:7334:8080"),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
+    for text in ("ip:::1", "+12.50 -3.25 7.10", "00:11:22:33:44:55", "ratio:3:2:1", "a::b::c"):
+        assert scrub(text) == text, text
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
