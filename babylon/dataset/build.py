@@ -7,7 +7,10 @@ from dataclasses import replace
 from datetime import date
 from typing import Any
 
-from babylon.core.errors import BabylonError
+import msgspec
+import pyarrow as pa
+
+from babylon.core.errors import ArtifactError, BabylonError, reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
 from babylon.core.types import Published, Scored
@@ -27,6 +30,7 @@ from babylon.store.windows import list_windows
 
 log = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
+_UNWRITABLE = (pa.ArrowException, OverflowError, msgspec.MsgspecError)
 _IDS = ("_id", "_ids", "players")  # endings of columns that join the tables
 
 
@@ -62,10 +66,16 @@ async def build_tables(
     What was taken down since ``selection`` was made is left out too.
 
     Raises:
-        ArtifactError: the window's scored rows are gone.
+        ArtifactError: the window's scored rows are gone, or hold what no table can.
     """
     async with writing(store) as withheld:
-        return await _build(store, home, scored, replace(selection, withheld=withheld))
+        try:
+            return await _build(store, home, scored, replace(selection, withheld=withheld))
+        except _UNWRITABLE as error:  # its own message may hold the value
+            raise ArtifactError(
+                f"the rows of window {scored.claim.window_id} fit no table ({reason_of(error)}):"
+                " correct the game's rows and run the window again, or publish without it"
+            ) from error
 
 
 async def _build(

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -538,7 +538,7 @@ def _kept(
     compared: set[str],
     table: pa.Table,
 ) -> pa.Table:
-    """Return the rows that stay. A market that the play shared with others is left out too.
+    """Return the rows that stay.
 
     ``compared``: scenarios that lose a play. A judge compares the plays of a scenario, so the rows
     that stay there lose its reasons.
@@ -549,13 +549,9 @@ def _kept(
         both = table.select(["scenario_id", "score_reasons"]).to_pylist()
         kept = [[] if row["scenario_id"] in compared else row["score_reasons"] for row in both]
         return _with_columns(table, {"score_reasons": kept})
-    gone = agents | trajectories
-    # a scenario without players was a copy of its own for each agent
-    shared = [
-        bool(row["players"] and not gone.isdisjoint([*row["players"], *row["trajectory_ids"]]))
-        for row in table.select(["players", "trajectory_ids"]).to_pylist()
-    ]
-    table = table.filter(pc.invert(pa.array(shared, pa.bool_())))
+    # a scenario that shows what goes leaves with it; others lose a name and its share of the means
+    rows = table.select(["players", "trajectory_ids", "prices"]).to_pylist()
+    table = table.filter(pa.array([_stays(row, agents, trajectories) for row in rows], pa.bool_()))
     listed = table["trajectory_ids"].to_pylist()
     left = [[one for one in ids if one not in trajectories] for ids in listed]
     changed = [len(ids) != len(old) for ids, old in zip(left, listed, strict=True)]
@@ -568,6 +564,20 @@ def _kept(
         for name in ("agents", "mean_pnl_usd", "best_pnl_usd")
     }
     return _with_columns(table, values)
+
+
+def _stays(row: Mapping[str, Any], agents: set[str], trajectories: set[str]) -> bool:
+    """Return False for a scenario that shows more of what goes than the name of a play.
+
+    A market that was shared tells of all its players, one of the live game (``seen``) of the
+    balance and prices of all its plays. What is left without a play is not built either.
+    """
+    left = [one for one in row["trajectory_ids"] if one not in trajectories]
+    if row["players"] and not agents.isdisjoint(row["players"]):
+        return False
+    if len(left) == len(row["trajectory_ids"]):
+        return True
+    return bool(left) and not row["players"] and row["prices"] not in ("seen", "interpolated")
 
 
 def _with_columns(table: pa.Table, values: Mapping[str, Sequence[object]]) -> pa.Table:

@@ -16,6 +16,7 @@ from babylon.core.home import Home
 from babylon.core.types import Scored
 from babylon.dataset.trajectories import Selection
 from babylon.evaluation.rebuild.recorded import (
+    RecordedPlay,
     RecordedRow,
     RecordedScenario,
     RecordedStep,
@@ -40,9 +41,9 @@ _COLUMNS = (
 def scenario_rows(home: Home, scored: Scored, selection: Selection) -> list[dict[str, Any]]:
     """Return the scenarios that can be rebuilt from the rows; one line is logged of the others.
 
-    A market that an agent shared who is not published cannot be played without it: it is left out.
+    One without a play that is published is left out.
     """
-    rebuilt = rebuild_rows(list(_rows(home, scored)))
+    rebuilt = rebuild_rows([row for row in _rows(home, scored) if _is_read(row, selection)])
     if rebuilt.skipped:  # of a game that is not ours this is every row
         log.warning(
             "window %s: %d rows or scenarios cannot be replayed, the first because: %s",
@@ -51,10 +52,29 @@ def scenario_rows(home: Home, scored: Scored, selection: Selection) -> list[dict
             rebuilt.skipped[0].reason,
         )
     return [
-        _row(scored.claim.window_id, one, selection)
+        _row(scored.claim.window_id, one, plays)
         for one in rebuilt.scenarios
-        if all(selection.takes(agent) for agent in one.players)
+        if (plays := _plays(one, selection))
     ]
+
+
+def _is_read(row: RecordedRow | Skipped, selection: Selection) -> bool:
+    """Return False for a row that is not published and from which a scenario would tell.
+
+    A live scenario has its agents' own balance, minutes and prices. That of a fleet is the game's,
+    and which crowd it had is decided by most rows: those of absent agents count too.
+    """
+    return (
+        isinstance(row, Skipped)
+        or row.steps[0].environment_state.market is not None
+        or selection.takes(row.agent_id, row.trajectory_id)
+    )
+
+
+def _plays(recorded: RecordedScenario, selection: Selection) -> list[RecordedPlay]:
+    """Return the plays that are published. A shared market cannot be played without one of them."""
+    plays = [play for play in recorded.plays if selection.takes(play.agent_id, play.trajectory_id)]
+    return [] if recorded.players and len(plays) < len(recorded.plays) else plays
 
 
 def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow | Skipped]:
@@ -79,9 +99,8 @@ def _rows(home: Home, scored: Scored) -> Iterable[RecordedRow | Skipped]:
             )
 
 
-def _row(window_id: str, recorded: RecordedScenario, selection: Selection) -> dict[str, Any]:
+def _row(window_id: str, recorded: RecordedScenario, plays: list[RecordedPlay]) -> dict[str, Any]:
     scenario = recorded.scenario
-    plays = [play for play in recorded.plays if selection.takes(play.agent_id, play.trajectory_id)]
     pnl = [play.pnl_usd for play in plays]
     return {
         "scenario_id": scenario.scenario_id,
@@ -95,7 +114,7 @@ def _row(window_id: str, recorded: RecordedScenario, selection: Selection) -> di
         "questions": [question.text for question in scenario.questions],
         "trajectory_ids": [play.trajectory_id for play in plays],
         "agents": len({play.agent_id for play in plays}),
-        "mean_pnl_usd": fmean(pnl) if pnl else None,
-        "best_pnl_usd": max(pnl, default=None),
+        "mean_pnl_usd": fmean(pnl),
+        "best_pnl_usd": max(pnl),
         "knowledge_json": msgspec.json.encode(scenario, order="deterministic").decode(),
     }

@@ -16,7 +16,7 @@ from babylon.core.errors import BabylonError
 from babylon.dataset.secret_rules import Rule, rules
 
 _BREAK = "\n\x1e\n"  # between texts, so that no rule matches across two of them
-_ESCAPES = (("\\n", "  "), ("\\r", "  "), ("\\t", "  "), ('\\"', ' "'))
+_ESCAPES = (("\\n", "  "), ("\\r", "  "), ("\\t", "  "), ('\\"', ' "'), ("\\/", "//"))
 _CODED = re2.compile(
     r"\\u(?:00[2-7][0-9a-fA-F]|00[aA][dD]|20[0-6][0-9a-fA-F]|[fF][eE](?:6[bB]|[fF][fF])"
     r"|[fF][fF][0-5][0-9a-fA-F])"
@@ -65,7 +65,7 @@ def _search() -> _Search:
 
 
 def _plain(text: str) -> str:
-    """Return the text with JSON's escapes as spaces; every position stays where it is."""
+    """Return the text with JSON's escapes as blanks; every position stays where it is."""
     if "\\" in text:
         for escape, blank in _ESCAPES:
             text = text.replace(escape, blank)

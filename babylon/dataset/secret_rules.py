@@ -25,6 +25,10 @@ from mnemonic import Mnemonic
 _SEED_WORDS = "|".join(Mnemonic("english").wordlist)
 _ENTROPY_BITS = 4.2  # a character of random base64 has about 5.2 in 40 characters, a path about 3.9
 _DIGIT = re.compile(r"\d")
+_SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amount
+_IPV6_GROUPS = 8
+_SCHEME_END = r":(?:\\*/){2,4}"
+_PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
 HEX_KEY = "HEX_KEY"
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
@@ -42,14 +46,30 @@ class Rule:
 
 
 def _is_phone(text: str) -> bool:
+    """True for a telephone number, also with digits of something else behind a separator."""
+    ends = (match.start() for match in _SEPARATOR.finditer(text))
+    return _phone(text, phonenumbers.is_possible_number) or any(
+        _phone(text[:end], phonenumbers.is_valid_number) for end in ends
+    )
+
+
+def _phone(text: str, holds: Callable[[phonenumbers.PhoneNumber], bool]) -> bool:
     try:
-        number = phonenumbers.parse(text, None if text.startswith("+") else "US")
+        return holds(phonenumbers.parse(text, None if text.startswith("+") else "US"))
     except phonenumbers.NumberParseException:
         return False
-    return phonenumbers.is_possible_number(number)
 
 
 def _is_address(text: str) -> bool:
+    """True for an address, also with one group too many: ``ip:`` before it, a port behind it."""
+    groups = text.split(":")
+    told = [text, text.removeprefix(":")]
+    if len(groups) == _IPV6_GROUPS + 1:
+        told += [":".join(groups[1:]), ":".join(groups[:-1])]
+    return any(map(_is_ip, told))
+
+
+def _is_ip(text: str) -> bool:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -71,7 +91,12 @@ def _is_base58(text: str) -> bool:
 
 
 def _is_mixed(text: str) -> bool:
-    return bool(_DIGIT.search(text)) and not text.isdigit()
+    return bool(_DIGIT.search(text)) and not text.replace("_", "").isdigit()
+
+
+def _is_no_port(text: str) -> bool:
+    """False for an address whose colon is that of its port, with an ``@`` further on."""
+    return not _PORT.match(text.lstrip(":/\\").partition(":")[2])
 
 
 def _has_digit(text: str) -> bool:
@@ -90,7 +115,9 @@ OWN = (
     Rule("API_KEY", r"\bAIza[A-Za-z0-9_\-]{30,}"),
     Rule("API_KEY", r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
     Rule("API_KEY", r"(?i)\bbearer\s+[A-Za-z0-9._~+/\-]{16,}=*", _has_digit),
-    Rule("PASSWORD", r"://[^\s:/?#@]*:[^\s/?#@]+@"),  # user:password@ of a URL
+    # user:password@ of a URL. JSON may write `\/`, which the search reads as `//`.
+    Rule("PASSWORD", rf"{_SCHEME_END}[^\s:/?#@]*:[^\s/?#@]+@"),
+    Rule("PASSWORD", rf"{_SCHEME_END}[^\s:/?#@\[]*:[^\s'\"<>]+@", _is_no_port),
     Rule(
         "PASSWORD",
         r"(?i)\bauthorization[\\'\"\s]*[:=][\\'\"\s]*basic\s+[A-Za-z0-9+/]{6,}=*",
@@ -98,17 +125,20 @@ OWN = (
     Rule(
         "PASSWORD",
         r"(?i)(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
-        # JSON inside a text has escaped quotes, JSON inside that one has backslashes too.
-        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)[\\'\"\s]*(?:[:=]+|\bis\b)[\\'\"\s]*"
+        # JSON inside a text has escaped quotes, JSON inside that one has backslashes too. An arrow
+        # without a quote behind it is a function of a program.
+        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)"
+        r"(?:[\\'\"\s*_`]*(?:[:=]+|=+>[\\\s]*['\"]|\bis:)|[\\'\"\s]*\bis\b)[\\'\"\s*_`]*"
         r"[^\s'\",;{}\[\]]{6,}",
     ),
-    Rule("WALLET", r"\b0x[0-9a-fA-F]{64}\b"),
-    Rule("WALLET", r"\b0x[0-9a-fA-F]{40}\b"),
+    Rule("WALLET", r"\b0[xX][0-9a-fA-F]{64}\b"),
+    Rule("WALLET", r"\b0[xX][0-9a-fA-F]{40}\b"),
     Rule("WALLET", r"\bbc1[a-z0-9]{25,59}\b"),
     Rule("WALLET", r"\b[1-9A-HJ-NP-Za-km-z]{26,88}\b", _is_base58),
     Rule(
         "SEED_PHRASE",
-        rf"(?i)\b(?:(?:{_SEED_WORDS})[\s,.;:\d()\-'\"\\]{{1,9}}){{11,}}(?:{_SEED_WORDS})\b",
+        rf"(?i)(?:\b|_)(?:(?:{_SEED_WORDS})[\s,.;:\d()\-'\"\\*|_/`>]{{1,9}}){{11,}}"
+        rf"(?:{_SEED_WORDS})(?:\b|_)",
     ),
     Rule("API_KEY", r"\beyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{4,}(?:\.[A-Za-z0-9_\-]*)?"),
     Rule("PHONE", r"\+\d[\d ().\-]{7,18}\d", _is_phone),
@@ -120,10 +150,14 @@ OWN = (
         r"\+?\d{9,15}\b",
     ),
     Rule("IP", r"\b\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", _is_address),
-    Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{1,4}", _is_address),
+    Rule("IP", r"(?:[0-9a-fA-F]{0,4}:){2,8}[0-9a-fA-F]{1,4}", _is_address),
     Rule("HIGH_ENTROPY", r"[A-Za-z0-9+/_\-]{40,}={0,2}", _is_random),
     # Wallets' private keys and the keys of W&B have no prefix, and too few kinds of characters.
-    Rule(HEX_KEY, r"\b(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})\b", _is_mixed),
+    Rule(
+        HEX_KEY,
+        r"(?:\b|_)(?:(?:0[xX])?(?:[0-9a-fA-F]{40}|[0-9a-fA-F]{64})(?:\b|_))+",
+        _is_mixed,
+    ),
 )
 
 

@@ -7,6 +7,7 @@ saw it, so its reasons belong to them.
 """
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -177,23 +178,26 @@ def _step(step: PublishedStep) -> dict[str, Any]:
     return {
         "step": step.step_number,
         "at": _time(step.timestamp),
-        "balance_usd": _number(step.environment_state.agent_balance),
+        "balance_usd": number(step.environment_state.agent_balance),
         "action_type": action.action_type,
         "parameters_json": _json(action.parameters),
         "success": action.success,
         "result_json": _json(action.result),
         "error": error if isinstance(error, str | None) else _json(error),
-        "reward": _number(step.reward),
+        "reward": number(step.reward),
     }
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def number(value: object) -> float | None:
+    """Return the number as a column holds it; None for anything else, and one too large for it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def _time(milliseconds: object) -> datetime | None:
     try:
-        since = _number(milliseconds)
+        since = number(milliseconds)
         return None if since is None else datetime.fromtimestamp(since / 1000, UTC)
     except (OverflowError, ValueError, OSError):  # no calendar has this time
         return None

@@ -57,8 +57,8 @@ def fine_tune(
     Without ``learning_rates``, the model's size decides.
 
     Raises:
-        TrainingError: there are no replies, the loss is not finite, or a batch does not fit into
-            memory; nothing was written.
+        TrainingError: there are no replies or too few rates, the loss is not finite, or a batch
+            does not fit into memory; nothing was written.
         ModelError: the parent does not load.
     """
     trainable = load_trainable(parent, tuning, 0.0, options=options)
@@ -70,13 +70,17 @@ def fine_tune(
     chats = [trajectory.calls for trajectory in scored]
     if not chats:
         raise TrainingError(f"none of the {len(rows)} chats has a reply to learn from")
+    count = -(-len(chats) // batch_size)
     if learning_rates is None:
-        count = -(-len(chats) // batch_size)
         learning_rates = iter(supervised_rates(model, tuning, count))
     fitting = FittingForward(model, None, trainable.optimizer.param_groups)
-    steps = []
+    steps = list[SftStep]()
     for start in range(0, len(chats), batch_size):
-        rate = next(learning_rates)
+        if (rate := next(learning_rates, None)) is None:  # in a thread StopIteration hangs asyncio
+            raise TrainingError(
+                f"there are {len(steps)} learning rates for {count} batches of {batch_size} chats:"
+                " give one for each batch"
+            )
         for group in trainable.optimizer.param_groups:
             group["lr"] = rate
         calls = [call for chat in chats[start : start + batch_size] for call in chat]

@@ -693,18 +693,31 @@ async def test_a_damaged_file_is_named_and_holds_up_no_other(
 def test_the_profits_of_a_scenario_are_those_of_the_plays_that_stay() -> None:
     columns = {
         "players": [[], []], "trajectory_ids": [["a1", "b1"], ["c1"]], "agents": [2, 1],
-        "mean_pnl_usd": [5.0, 3.0], "best_pnl_usd": [9.0, 3.0],
+        "mean_pnl_usd": [5.0, 3.0], "best_pnl_usd": [9.0, 3.0], "prices": ["exact", "exact"],
     }  # fmt: skip
-    types = [pa.list_(pa.string())] * 2 + [pa.int64()] + [pa.float64()] * 2
+    types = [pa.list_(pa.string())] * 2 + [pa.int64()] + [pa.float64()] * 2 + [pa.string()]
     schema = pa.schema([*zip(columns, types, strict=True)])
     table = pa.table(columns, schema=schema)
     plays = {"b1": ("bo", 1.0)}
     kept = erasing._kept("scenarios", {"ann"}, {"a1"}, plays, set(), table).to_pylist()
     assert kept[0] == {"players": [], "trajectory_ids": ["b1"], "agents": 1, "mean_pnl_usd": 1.0,
-                       "best_pnl_usd": 1.0}  # fmt: skip
+                       "best_pnl_usd": 1.0, "prices": "exact"}  # fmt: skip
     assert kept[1] == table.to_pylist()[1]
     (unknown, _) = erasing._kept("scenarios", {"ann"}, {"a1"}, {}, set(), table).to_pylist()
     assert unknown["mean_pnl_usd"] is None and unknown["agents"] is None
+
+
+def test_a_scenario_that_shows_a_play_or_has_no_other_goes_with_it() -> None:
+    """A live one is made of its agents' balances and of the prices that they looked at."""
+    ids, prices = [["a1", "b1"], ["a1", "b1"], ["b1"], ["a1"]], ["seen", "interpolated"]
+    columns = {
+        "scenario_id": ["one", "two", "three", "four"], "players": [[], [], [], []],
+        "trajectory_ids": ids, "prices": [*prices, "seen", "exact"], "agents": [2, 2, 1, 1],
+        "mean_pnl_usd": [5.0] * 4, "best_pnl_usd": [9.0] * 4,
+    }  # fmt: skip
+    table = pa.table(columns, schema=pa.schema([SCHEMAS["scenarios"].field(n) for n in columns]))
+    kept = erasing._kept("scenarios", {"ann"}, {"a1"}, {"b1": ("bo", 1.0)}, set(), table)
+    assert kept["scenario_id"].to_pylist() == ["three"]
 
 
 async def test_a_scenario_or_an_outcome_with_a_secret_that_stays_is_left_out(
@@ -834,6 +847,28 @@ async def test_a_damaged_window_holds_up_no_other(
     Path(publisher.home.resolve(first.artifact.uri)).unlink()
     assert await push(store, publisher) == ["2025-11-14", "2025-11-15"]
     assert WINDOW not in read(hub, "trajectories")["window_id"].to_list()
+
+
+async def test_an_outcome_of_another_type_is_written_and_a_window_that_fits_no_table_costs_itself(
+    store: Store, publisher: Settings, hub: HubState, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = played(WINDOW, "ann")
+    told = ('"predictionMarketId":"m1"', '"outcome":"YES"')
+    wrote = ('"predictionMarketId":7,"startPrice":"12 coins","endPrice":3', '"outcome":true')
+    for of, to in zip(told, wrote, strict=True):
+        odd["knowledge_json"] = str(odd["knowledge_json"]).replace(of, to)
+    await finish(store, publisher, WINDOW, [odd])
+    huge = played(NEXT_DAY, "bo")
+    huge["game_json"] = str(huge["game_json"]).replace(':0,"timestamp', f':{2**40},"timestamp')
+    await finish(store, publisher, NEXT_DAY, [huge])
+    later = "2025-11-16T09:00"
+    await finish(store, publisher, later, [played(later, "cy")])
+    assert await push(store, publisher) == ["2025-11-14", "2025-11-16"]
+    (first, _) = read(hub, "outcomes").rows(named=True)
+    assert (first["market_id"], first["outcome"]) == ("7", "True")
+    assert (first["start_price_usd"], first["end_price_usd"]) == (None, 3.0)
+    assert f"the rows of window {NEXT_DAY} fit no table" in caplog.text
+    assert str(2**40) not in caplog.text
 
 
 def batch_digest(rows: list[TrainingRow]) -> str:

@@ -115,6 +115,38 @@ def test_a_password_of_an_address_or_a_header_needs_no_digit() -> None:
         assert secret not in scrub(text) and not found([scrub(text)]), text
 
 
+def test_no_sign_inside_a_password_and_none_around_it_hides_it() -> None:
+    for secret, text in (
+        ("9zKq8w", "postgres://bob:Xy/9zKq8w@db:5432/app"),
+        ("ssw0rd", "postgres://bob:p@ssw0rd@db:5432/app"),
+        ("b#c", "amqp://bob:a?b#c@mq and more"),
+        ("hunter", r"https:\/\/bob:hunter22@host\/x"),
+        ("hunter", r"https:\\\/\\\/bob:hunter22@host\\\/x"),
+        ("hunter", "**Password:** hunter2222"),
+        ("hunter", "**password**: `hunter2222`"),
+        ("hunter", '"password" => "hunter2222"'),
+        ("hunter", r"{\"note\": \"\"password\" => \"hunter2222\"\"}"),
+        ("hunter", "password is: hunter2222"),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
+    for text in (
+        "http://localhost:8000/users/@bob and https://host:443/?to=@bob or http://[::1]:80/@x",
+        "http://{host}:{port}/@bob http://host:PORT/@bob https://example.social/@bob",
+        r'{"url":"https:\/\/example.com:8000\/@bob","b":"@carol"}',
+        "smtp://127.0.0.1:{mail.port}?to=oncall@ and an `api-key` is refused",
+        "users.filter(secret => isWanted(secret)) **Secret:** to hold",
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
+@pytest.mark.parametrize("between", ["** **", "**", "|", " | ", "*", "_", "/", "`, `", " -> "])
+def test_no_sign_between_the_words_of_a_seed_phrase_hides_it(between: str) -> None:
+    text = between.join(SEED.split())
+    for whole in (text, f"_{text}_"):
+        assert "sausage" not in scrub(whole) and not found([scrub(whole)])
+    assert not found([between.join(SEED.split()[:11])])
+
+
 def test_escapes_hide_nothing() -> None:
     assert "hunter" not in scrub('{"a":"x\\npassword: hunter2222"}')
     assert scrub("mail bob\\u0040example.com") == "[ESCAPED]"
@@ -160,6 +192,20 @@ def test_a_number_that_is_named_a_telephone_is_one() -> None:
         assert "4155550123" not in clean["parameters_json"]
 
 
+def test_what_stands_beside_a_telephone_number_or_an_address_hides_neither() -> None:
+    for secret, text in (
+        ("7946", "call +44 20 7946 0958 - 24/7"),
+        ("7946", "call +44 20 7946 0958 (2 lines) or 12"),
+        ("555", "call +1 415 555 2671 9 to 5"),
+        ("8a2e", "ip:2001:db8:85a3::8a2e:370:7334"),
+        ("8a2e", "ip:2001:db8:85a3:0:1:8a2e:370:7334 ok"),
+        ("8a2e", "at 2001:db8:85a3:0:1:8a2e:370:7334:8080"),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
+    for text in ("ip:::1", "+12.50 -3.25 7.10", "00:11:22:33:44:55", "ratio:3:2:1", "a::b::c"):
+        assert scrub(text) == text, text
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
@@ -176,9 +222,12 @@ def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) ->
 def test_a_key_of_hexadecimal_digits_needs_no_prefix(size: int) -> None:
     drawn = random.Random(size)
     key = "".join(drawn.choice("0123456789abcdef") for _ in range(size))
-    for text in (f"my key {key} ok", f'{{"note": "{key}"}}', f"KEY={key.upper()}"):
+    for text in (
+        *(f"my key {key} ok", f'{{"note": "{key}"}}', f"KEY={key.upper()}"),
+        *(f"dop_v1_{key}", f"0X{key.upper()}", f"a_0x{key}", f"x_{key}_{key}_y"),
+    ):
         assert key not in scrub(text).lower() and found([scrub(text)]) == frozenset(), text
-    assert not found(["1" * size, f"{key}0", key[:32]])
+    assert not found(["1" * size, f"{key}0", key[:32], f"a_{'1' * size}"])
 
 
 def test_a_json_pair_that_tells_together_is_replaced_and_stays_json() -> None:

@@ -1,5 +1,6 @@
 """Supervised fine-tuning on recorded chats, by the command line."""
 
+import asyncio
 import json
 import weakref
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from typer.testing import CliRunner
 
 from babylon.cli import app
+from babylon.core.errors import TrainingError
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.policies.load import load_policy
 from babylon.policies.tokenizer import render_prompt
@@ -68,6 +70,22 @@ def test_a_model_may_have_no_bound_and_calls_may_be_of_another_one(tmp_path: Pat
     )
     (step,) = fine_tune(tmp_path / "base", [row], tmp_path / "t", tuning="full", batch_size=1)
     assert step.tokens == 2
+
+
+async def test_fewer_learning_rates_than_batches_are_an_error_and_no_hanging_thread(
+    tmp_path: Path,
+) -> None:
+    base = save_tiny_policy(tmp_path / "base", seed=0)
+    call = Call(step=0, messages=(), response="", prompt_token_ids=(5,), completion_token_ids=(6,))
+    row = TrainingRow(trajectory_id="a", agent_id="a", scenario_id="s", score=0.0, calls=(call,))
+    rates = iter([1e-4])
+    with pytest.raises(TrainingError, match="1 learning rates for 3 batches of 1 chats"):
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(
+                fine_tune, base, [row] * 3, tmp_path / "t", tuning="full", batch_size=1,
+                learning_rates=rates,
+            )  # fmt: skip
+    assert not (tmp_path / "t").exists()
 
 
 def test_a_steps_loss_is_the_mean_over_the_replies_tokens_at_temperature_one(
