@@ -33,7 +33,9 @@ async def test_a_sleeping_worker_is_fenced(
             finished = await place.outcome()
             sleeper.go_on()
             assert await sleeper.ended() == 1, sleeper.said
-            assert "took it over" in sleeper.said or "was taken over" in sleeper.said
+            # On a busy machine its renewal fails before it can ask who has the window now.
+            fenced = ("took it over", "was taken over", "it counts as lost")
+            assert any(words in sleeper.said for words in fenced), sleeper.said
         await place.later_runs()
         assert {**await place.outcome(), "files": None} == {**finished, "files": None}
     assert [row["state"] for row in finished["window"]] == ["deployed"]
