@@ -6,7 +6,7 @@ better, and learns again what a policy that became sure of itself can no longer 
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from babylon.core.errors import ArtifactError, ModelError, ServingError
 from babylon.core.trajectories import read_trajectories
@@ -22,9 +22,9 @@ from babylon.evaluation.rebuild.recorded import RecordedScenario
 from babylon.evaluation.rebuild.recorded_windows import played_rows, rebuild_rows
 from babylon.quality.decode import OF_POOR_PLAY
 from babylon.store.connection import Store
-from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.fleet_pairs import FleetPair, add_pairs, paired_worlds
 from babylon.store.policies import Policy, get_policy
-from babylon.store.rejections import policies_of_rejected
+from babylon.store.rejections import policies_of_collected, policies_of_rejected
 from babylon.store.routes import (
     Route,
     all_routes,
@@ -62,7 +62,7 @@ async def keep_promise(
     if route.split is not None or store.game_problem:
         return None
     champion, rivals = route.policy_version, await _rivals(store, route)
-    players = [policy_player(store.home, one, seed) for one in rivals]
+    players = {one.policy_version: policy_player(store.home, one, seed) for one in rivals}
     found = await _pairs(store, seed, claim, champion, players, model)
     lost: dict[int, Interval] = {}
     # Who makes a policy champion again knows why it was taken back.
@@ -106,7 +106,7 @@ async def _rivals(store: Store, route: Route) -> list[Policy]:
 
 
 async def _pairs(
-    store: Store, seed: int, claim: Claim, champion: int, rivals: Sequence[Player], model: str
+    store: Store, seed: int, claim: Claim, champion: int, rivals: Mapping[int, Player], model: str
 ) -> list[list[FleetPair]]:
     """Return the window's pairs with each rival; none if its play or its worlds are unknown."""
     try:
@@ -114,11 +114,16 @@ async def _pairs(
     except ArtifactError as error:  # evidence that is gone decides nothing
         log.warning("window %s is not compared with other policies: %s", claim.window_id, error)
         worlds = []
-    pairs: list[list[FleetPair]] = [[] for _ in rivals]
-    for own, rival in zip(pairs, rivals if worlds else (), strict=False):
+    pairs: list[list[FleetPair]] = []
+    for version, rival in rivals.items():
+        # A window that is tried again for hours is played once.
+        known = await paired_worlds(store, claim.window_id, champion, version)
+        new = [one for one in worlds if one.scenario.scenario_id not in known]
+        pairs.append([])
         try:
-            async with entered(store, model, seed, [rival]) as (decide,):
-                own += await asyncio.to_thread(pairs_of, worlds, decide)
+            if new:
+                async with entered(store, model, seed, [rival]) as (decide,):
+                    pairs[-1] = await asyncio.to_thread(pairs_of, new, decide)
         except (ModelError, ServingError) as error:
             log.warning("%s does not play window %s: %s", rival.name, claim.window_id, error)
     return pairs
@@ -130,10 +135,11 @@ async def _worlds(store: Store, claim: Claim, champion: int) -> list[RecordedSce
     if row is None:
         return []
     # A world counts only if all of its play is known: also what dropout left out, and what was
-    # rejected because it was played badly. Without the latter, the champion would look better.
+    # rejected because it was played badly. Without the latter, the champion would look better; of
+    # a window that was never scored, the former alone would make it look worse.
     players: dict[str, Collection[int | None]] = {}
-    players |= await policies_of_rejected(store, claim.window_id, OF_POOR_PLAY)
-    # A window that was never scored has rejected play alone.
+    policies = policies_of_rejected if row.scored else policies_of_collected
+    players |= await policies(store, claim.window_id, OF_POOR_PLAY)
     for part in filter(None, (row.scored.artifact, row.scored.held_out) if row.scored else ()):
         found = await asyncio.to_thread(read_trajectories, store.home, part)
         players |= {own.trajectory_id: {c.policy_version for c in own.calls} for own in found}

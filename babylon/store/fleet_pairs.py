@@ -18,6 +18,18 @@ class FleetPair:
     room_usd: float
 
 
+async def paired_worlds(store: Store, window_id: str, champion: int, rival: int) -> frozenset[str]:
+    """Return the worlds of a window, or of a recipe over it, of which a pair is stored."""
+    rows = await store.pool.fetch(
+        "SELECT scenario_id FROM babylon.fleet_pairs WHERE (champion, predecessor) = ($2, $3)"
+        " AND split_part(window_id, '+', 1) = split_part($1, '+', 1)",
+        window_id,
+        champion,
+        rival,
+    )
+    return frozenset(row["scenario_id"] for row in rows)
+
+
 async def add_pairs(
     store: Store,
     claim: Claim,

@@ -92,6 +92,24 @@ async def policies_of_rejected(
     return {row["trajectory_id"]: row["policies"] for row in rows}
 
 
+async def policies_of_collected(
+    store: Store, window_id: str, reasons: Sequence[str]
+) -> dict[str, list[int]]:
+    """Return trajectory → the policies that answered it, of all that the window collected.
+
+    Of those that were rejected, only the ones refused for ``reasons``.
+    """
+    rows = await store.pool.fetch(
+        "SELECT trajectory_id, array_agg(DISTINCT policy_version) AS policies"
+        " FROM babylon.collected JOIN babylon.calls USING (trajectory_id)"
+        " LEFT JOIN babylon.rejections USING (window_id, trajectory_id)"
+        " WHERE window_id = $1 AND (reason IS NULL OR reason = ANY($2)) GROUP BY 1",
+        window_id,
+        [*reasons],
+    )
+    return {row["trajectory_id"]: row["policies"] for row in rows}
+
+
 _BY_REASON = """
 SELECT trajectory_id, reason, detail, count FROM (
     SELECT trajectory_id, reason, detail,

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from babylon.core.errors import BabylonError, ModelError, ServingError, WindowNotReadyError
@@ -25,6 +26,7 @@ from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.calls import insert_calls
 from babylon.store.fleet_pairs import FleetPair, add_pairs
+from babylon.store.late import store_collected
 from babylon.store.rejections import replace_rejections
 from babylon.store.routes import commit_route, current_route
 from babylon.store.windows import claim_window, set_state
@@ -142,19 +144,28 @@ async def test_play_that_was_left_out_or_refused_as_poor_is_evidence_too(
     monkeypatch.setattr(keep_promise, "read_trajectories", read)
     monkeypatch.setattr(keep_promise, "entered", entered)
     rival = Player(name="before", enter=lambda: scripted(news_follower))
-    (found,) = await keep_promise._pairs(store, 0, claim, CHAMPION, [rival], "babylon")
+    (found,) = await keep_promise._pairs(store, 0, claim, CHAMPION, {1: rival}, "babylon")
     assert (len(found), len(worlds)) == (counted, 2)
 
 
-async def test_a_window_without_a_valid_play_is_evidence_too(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fine", [0, 2])
+async def test_a_window_that_was_never_scored_is_evidence_with_all_its_play(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch, fine: int
 ) -> None:
-    """A collapsed policy answers nothing that counts, so its windows are never scored."""
+    """A collapsed policy plays nothing that counts. Without the accepted plays of a small window
+    the worlds that were played badly would be the only evidence."""
+    await three_policies(store)
     window = parse_window_id(await played(store, settings, 8, STARTER))
     worlds = rebuild_rows(await played_rows(store, window, apart_from=(), most=64)).scenarios
     names = [play.trajectory_id for world in worlds for play in world.plays]
     claim = await claim_window(store, window, owner="worker", lease_s=60)
-    refused = [Rejection(trajectory_id=n, reason=Reason.NO_RESPONSE, detail="") for n in names]
+    await store_collected(store, claim, pl.Series(names))
+    reasons = [Reason.NO_RESPONSE] * (len(names) - fine) + [None] * fine
+    refused = [
+        Rejection(trajectory_id=name, reason=reason, detail="")
+        for name, reason in zip(names, reasons, strict=True)
+        if reason
+    ]
     await replace_rejections(store, claim, refused)
     calls = [replace(CALL, call_id=n, trajectory_id=n, policy_version=CHAMPION) for n in (names)]
     await insert_calls(store, calls)
@@ -169,8 +180,12 @@ async def test_a_window_without_a_valid_play_is_evidence_too(
     lost, rival = (
         Player(name=name, enter=lambda: scripted(contrarian)) for name in ("lost", "base")
     )
-    none, found = await keep_promise._pairs(store, 0, claim, CHAMPION, [lost, rival], "babylon")
+    rivals = {1: lost, 0: rival}
+    none, found = await keep_promise._pairs(store, 0, claim, CHAMPION, rivals, "babylon")
     assert (len(none), len(found)) == (0, 2)  # the one that does not load costs only itself
+    await add_pairs(store, claim, CHAMPION, 0, found[:1])
+    none, found = await keep_promise._pairs(store, 0, claim, CHAMPION, rivals, "babylon")
+    assert len(found) == 1  # what is known is not played again
 
 
 @pytest.mark.parametrize("error", [WindowNotReadyError("all scores are equal"), ServingError("x")])
