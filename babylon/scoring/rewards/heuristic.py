@@ -30,7 +30,7 @@ RISK_WEIGHT = 0.25
 FAILURE_USD = 10.0
 USUAL, FAR = 0.9, 3.0  # of normally distributed values, one in a million is as far
 LEAST_USD = 100.0  # where nearly all hold, a single trade is no outlier
-TIE_USD = 0.01
+TIE_USD = 1e-6  # above the rounding of lifetime sums of a billion, below any stake
 
 
 def heuristic(trajectories: Sequence[Trajectory]) -> list[Score]:

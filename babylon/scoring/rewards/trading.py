@@ -8,7 +8,7 @@
     speed        1 - mean holding time of positions / duration of the trajectory; an open position
                  is held to the end; 0 without a position
     consistency  gains / (gains + losses), the sums of the P&L's moves up and down (USD) from step
-                 to step and to the window's end; 0.5 if it moved by less than a cent
+                 to step and to the window's end; 0.5 if it moved by rounding alone
 
 The first successful BUY or OPEN action in a market without a position opens one. The next
 successful SELL or CLOSE closes it. Amounts do not matter.
