@@ -86,7 +86,7 @@ async def run_after(work: str, task: Stage[P, R], *args: P.args, **kwargs: P.kwa
     try:
         await task(*args, **kwargs)
     except Exception as error:  # nothing that follows a finished window may undo it
-        log.error("%s: %s after it failed: %s", work, task.name, error)
+        log.error("%s is over; %s after it failed: %s", work, task.name, error)
 
 
 def is_connection_error(error: object) -> bool:

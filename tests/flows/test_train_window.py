@@ -89,7 +89,7 @@ async def test_a_finished_window_stays_finished_when_what_comes_after_it_fails(
     assert (result.status, result.changed) == (WindowState.DEPLOYED, True)
     row = await get_window(store, WINDOW)
     assert row is not None and row.state == WindowState.DEPLOYED
-    tracked, retired = [m for m in caplog.messages if m.startswith(f"{WINDOW} is finished; ")]
+    tracked, retired = [m for m in caplog.messages if m.startswith(f"{WINDOW} is over; ")]
     assert "cannot make the directory" in tracked and "no checkpoint was removed" in retired
 
 
