@@ -174,7 +174,11 @@ async def import_files(
             "nothing is imported into the game's own database: unset DATABASE_URL to import into"
             " the embedded database"
         )
-    sources = [(path, format or guess_format(path)) for path in paths]
+    files = [*paths]
+    for path in files:
+        if path.exists() and not path.is_file():  # a pipe is empty, or blocks, the second time
+            raise ImportFileError(f"{path} is read more than once: write it to a regular file")
+    sources = [(path, format or guess_format(path)) for path in files]
     await drop_abandoned(store)
     columns = await _columns(store)
     staging = Staging(store, _import_id(sources, window, agent_id, minutes), columns)
@@ -248,6 +252,11 @@ def _trace_chunks(
     if left.count and not read:
         raise ImportFileError(
             f"none of {left.count} items can be imported; the first: {left.first}"
+        )
+    if not read and next(read_documents(path), None):
+        raise ImportFileError(
+            f"{path} holds no call of a model: name its format by --format, and keep calls and what"
+            " belongs to them, as scores, in one file"
         )
 
 

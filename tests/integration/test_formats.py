@@ -1,6 +1,7 @@
 """Traces of other systems into the database and out again."""
 
 import json
+import os
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,31 @@ async def test_a_file_without_one_good_line_is_refused_and_nothing_is_imported(
         await import_files(store, [game, file], window=WINDOW)
     assert await counts(store) == [0, 0, 0]
     assert await store.pool.fetchval('SELECT count(*) FROM "User"') == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": "s", "traceId": "t", "name": "won", "value": 1}',  # a score, its call elsewhere
+        '{"id": "r", "run_type": "chain", "start_time": "2025-11-14T12:00:00Z"}',
+    ],
+)
+async def test_a_file_without_a_call_is_refused_by_name(
+    store: Store, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "scores.jsonl"
+    file.write_text(text)
+    with pytest.raises(DatabaseError, match=r"scores\.jsonl holds no call of a model"):
+        await import_files(store, [file])
+
+
+@pytest.mark.parametrize("format", [Format.CHAT, None])
+async def test_a_pipe_which_can_be_read_only_once_is_refused(
+    store: Store, tmp_path: Path, format: Format | None
+) -> None:
+    os.mkfifo(pipe := tmp_path / "sft.jsonl")
+    with pytest.raises(DatabaseError, match=r"sft\.jsonl is read more than once: write it"):
+        await import_files(store, [pipe], format=format, window=WINDOW)
 
 
 async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Path) -> None:
