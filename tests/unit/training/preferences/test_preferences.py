@@ -116,7 +116,7 @@ def test_unpaired_replies_have_the_gradient_of_the_formula(moved: bool) -> None:
 
 def test_replies_that_nothing_values_are_not_said_to_be_too_few() -> None:
     """Rows of the live game: more replies and a lower margin would change nothing."""
-    with pytest.raises(NothingToTrainError, match="live game.* set PREFERENCE_VALUES=judge"):
+    with pytest.raises(NothingToTrainError, match=r"live game.* set PREFERENCE_VALUES=judge"):
         paired_examples([], 0.0, 512)
 
 
