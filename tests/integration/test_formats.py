@@ -460,7 +460,7 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "steps", ["[", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
+    "steps", ["[", "[]", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
 )
 async def test_a_row_that_is_not_the_games_does_not_stop_the_export(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str
