@@ -263,7 +263,7 @@ def _trace_chunks(
 def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:
     agent = rows.trajectory["agentId"]
     tables: dict[str, list[Row]] = {
-        "User": [{"id": agent, "username": agent, "displayName": agent, "isAgent": True}],
+        "User": [{"id": agent, "displayName": agent, "isAgent": True}],
         "trajectories": [rows.trajectory],
         "llm_call_logs": rows.logs,
         "babylon.calls": [asdict(call) for call in rows.calls],

@@ -486,8 +486,9 @@ async def insert_trajectory(
     """
     if store.game_tables_ours:
         await connection.execute(
-            'INSERT INTO "User" (id, username, "displayName", "isAgent")'
-            " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
+            # Without a username: it is unique, and a user of another id may have this one.
+            'INSERT INTO "User" (id, "displayName", "isAgent") VALUES ($1, $1, true)'
+            " ON CONFLICT DO NOTHING",
             storable(str(row["agentId"])),
         )
     try:

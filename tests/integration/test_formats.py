@@ -24,7 +24,7 @@ from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.published import withhold
-from tests.conftest import CAPTURED
+from tests.conftest import CAPTURED, REAL_ROWS, real_rows
 from tests.integration.experiments import world
 from tests.integration.game import WINDOW as REAL
 from tests.integration.game import insert_real_window
@@ -451,6 +451,21 @@ async def test_a_pipe_which_can_be_read_only_once_is_refused(
     os.mkfifo(pipe := tmp_path / "sft.jsonl")
     with pytest.raises(DatabaseError, match=r"sft\.jsonl is read more than once: write it"):
         await import_files(store, [pipe], format=format, window=WINDOW)
+
+
+@pytest.mark.parametrize("game_first", [True, False])
+async def test_an_agent_may_have_the_name_of_a_user_of_the_game(
+    store: Store, tmp_path: Path, game_first: bool
+) -> None:
+    """Names are unique in the game's table, and so are ids: neither import may lose its users."""
+    user = real_rows("users")[0]
+    chats = write_lines(tmp_path / "sft.jsonl", CHAT)
+    order = [REAL_ROWS / "users.jsonl", chats][:: 1 if game_first else -1]
+    for file in order:
+        await import_files(store, [file], window=WINDOW, agent_id=user["username"])
+    assert user["username"] != user["id"]
+    known = 'SELECT count(*) FROM "User" WHERE id = ANY($1)'
+    assert await store.pool.fetchval(known, [user["id"], user["username"]]) == 2
 
 
 async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Path) -> None:
