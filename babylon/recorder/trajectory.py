@@ -38,6 +38,7 @@ _TYPES: dict[str, type | UnionType] = {  # of a call's columns
     "temperature": int | float,
     "top_p": int | float | None,
     **dict.fromkeys(_COUNTS, int | float | None),
+    "max_tokens": int | float,
 }
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})

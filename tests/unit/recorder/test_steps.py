@@ -55,6 +55,7 @@ def test_a_number_that_the_call_log_cannot_hold_is_refused_by_name(name: str) ->
     [
         ("temperature", "hot"), ("top_p", "1"), ("model", None), ("user_prompt", ["BUY"]),
         ("reasoning", {"why": "cheap"}), ("action_type", 5), ("prompt_tokens", "7"),
+        ("max_tokens", None),
     ],
 )  # fmt: skip
 def test_a_type_that_the_call_log_cannot_hold_is_refused_by_name(name: str, value: object) -> None:
