@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
 from babylon.core.errors import DatabaseError
@@ -26,6 +26,7 @@ from babylon.formats.otlp import is_otlp
 from babylon.formats.sharegpt import as_chat
 from babylon.formats.spans import read_span_traces
 from babylon.formats.staging import (
+    CHUNK_BYTES,
     TABLES,
     Columns,
     FilePlace,
@@ -47,7 +48,7 @@ from babylon.recorder.trajectory import Row
 from babylon.store.connection import Store
 
 DEFAULT_AGENT = "imported"
-_TRACES = 100  # staged at a time
+_TRACES = 100  # staged at a time, at most
 _NAMED = 20  # of a file's items that are left out; the others are counted
 log = logging.getLogger(__name__)
 
@@ -282,14 +283,32 @@ def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:
 
 
 def _joined(chunks: Iterable[dict[str, list[Document]]]) -> Iterator[dict[str, list[Document]]]:
-    """Join the rows of ``_TRACES`` traces, because a COPY of few rows is slow."""
-    waiting = iter(chunks)
-    while some := list(islice(waiting, _TRACES)):
-        yield {
-            table: [row for chunk in some for row in chunk.get(table, ())]
-            for table in TABLES
-            if any(table in chunk for chunk in some)
-        }
+    """Join the rows of up to ``_TRACES`` traces, because a COPY of few rows is slow.
+
+    A long conversation has the prompts before it in each call, so a small file can have large rows.
+    """
+    waiting: list[dict[str, list[Document]]] = []
+    size = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        size += sum(map(_characters, chain.from_iterable(chunk.values())))
+        if len(waiting) >= _TRACES or size >= CHUNK_BYTES:
+            yield _by_table(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _by_table(waiting)
+
+
+def _characters(row: Document) -> int:
+    return sum(len(value) for value in row.value.values() if isinstance(value, str))
+
+
+def _by_table(chunks: Sequence[dict[str, list[Document]]]) -> dict[str, list[Document]]:
+    return {
+        table: [row for chunk in chunks for row in chunk.get(table, ())]
+        for table in TABLES
+        if any(table in chunk for chunk in chunks)
+    }
 
 
 def _import_id(

@@ -18,6 +18,7 @@ from babylon.formats.atif import write_atif
 from babylon.formats.export_files import export_game, export_traces, read_window_traces
 from babylon.formats.format_names import Format, Written
 from babylon.formats.import_files import import_files
+from babylon.formats.staging import Staging
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
@@ -466,6 +467,29 @@ async def test_an_agent_may_have_the_name_of_a_user_of_the_game(
     assert user["username"] != user["id"]
     known = 'SELECT count(*) FROM "User" WHERE id = ANY($1)'
     assert await store.pool.fetchval(known, [user["id"], user["username"]]) == 2
+
+
+async def test_rows_of_long_conversations_are_staged_a_few_at_a_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call has the prompts before it: a hundred traces of a small file may fill the memory."""
+    sizes: list[int] = []
+    copy = Staging._copy
+
+    async def counted(own: Staging, connection: Any, table: str, rows: Any) -> None:
+        sizes.append(sum(len(str(value)) for row in rows for value in row.value.values()))
+        await copy(own, connection, table, rows)
+
+    monkeypatch.setattr(Staging, "_copy", counted)
+    monkeypatch.setattr("babylon.formats.import_files.CHUNK_BYTES", 50_000)
+    talk = [
+        {"role": role, "content": "x" * 500} for _ in range(9) for role in ("user", "assistant")
+    ]
+    lines = [{"messages": [{"role": "system", "content": str(n)}, *talk]} for n in range(20)]
+    file = write_lines(tmp_path / "sft.jsonl", *lines)
+    added = await import_files(store, [file], window=WINDOW)
+    assert (added["trajectories"], added["llm_call_logs"]) == (20, 180)
+    assert len(sizes) > 20 and max(sizes) < 250_000
 
 
 async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Path) -> None:
