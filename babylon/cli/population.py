@@ -43,7 +43,7 @@ def show(
             one.member,
             one.parent,
             one.origin,
-            "" if one.fitness is None else f"{one.fitness:+.2f} ± {one.error or 0:.2f}",
+            "" if one.fitness is None else f"{one.fitness:+.2f}{_margin(one.error)}",
             one.windows,
             one.chosen,
             *(_shown(one.genes.get(name)) for name in genes),
@@ -53,6 +53,10 @@ def show(
     print_table("Population", columns, rows)
     if drawn:
         print(f"lineage: {drawn}")
+
+
+def _margin(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.2f}"  # a failed update has its window's worst
 
 
 def _shown(value: object) -> str:

@@ -149,8 +149,10 @@ Act = tuple[object, AtifStep, StepExtra, LlmCall | None, Tokens | None]
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 
 
-def read_atif(document: Document) -> Iterator[Trace]:
-    """Yield one trace for each trajectory.
+def read_atif(document: Document, within: str = "") -> Iterator[Trace]:
+    """Yield one trace for each trajectory. ``within``: the id of the one that holds the document.
+
+    The ids of embedded trajectories are unique in their document only.
 
     Raises:
         ImportFileError: a field is missing or has another type, steps are not numbered from 1, or
@@ -160,21 +162,23 @@ def read_atif(document: Document) -> Iterator[Trace]:
     atif = convert(place, document.value, Atif)
     if not atif.schema_version.startswith(READABLE):
         raise ImportFileError(f"{place}: schema_version {atif.schema_version!r} is not {READABLE}x")
-    yield _trace(place, atif, document.value)
+    digest = blake2b(msgspec.json.encode(document.value, order="sorted"), digest_size=8).hexdigest()
+    own = atif.trajectory_id or atif.session_id or f"atif-{digest}"
+    name = f"{within}:{own}" if within else own
+    yield _trace(place, atif, name)
     for index, inner in enumerate(atif.subagent_trajectories or ()):
-        yield from read_atif(Document(f"{place}: subagent_trajectories[{index}]", inner))
+        yield from read_atif(Document(f"{place}: subagent_trajectories[{index}]", inner), name)
 
 
-def _trace(place: str, atif: Atif, raw: JsonObject) -> Trace:
+def _trace(place: str, atif: Atif, trajectory_id: str) -> Trace:
     extra = convert(place, (atif.extra or {}).get(OURS, {}), TrajectoryExtra)
     steps = tuple(_steps(place, atif))
     if not steps:
         raise ImportFileError(f"{place}: the document has no agent step to import")
-    digest = blake2b(msgspec.json.encode(raw, order="sorted"), digest_size=8).hexdigest()
     start, end = utc(place, extra.start) or steps[0].at, utc(place, extra.end)
     return Trace(
         **fields_of(replace(extra, start=start, end=end), Trace),
-        trajectory_id=atif.trajectory_id or atif.session_id or f"atif-{digest}",
+        trajectory_id=trajectory_id,
         agent_id=atif.agent.name,
         steps=steps,
         place=place,

@@ -280,6 +280,8 @@ def _trace(
 ) -> Trace:
     own = record["trajectoryId"]
     played = msgspec.json.decode(record["stepsJson"])
+    if not played:
+        raise ImportFileError("it has no step")  # ATIF requires one
     ids = {str(call.get("callId")) for step in played for call in step.get("llmCalls", ())}
     records = _Records(
         logs={log["call_id"]: log for log in logs},

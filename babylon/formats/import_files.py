@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 
 from babylon.core.errors import DatabaseError
@@ -26,6 +26,7 @@ from babylon.formats.otlp import is_otlp
 from babylon.formats.sharegpt import as_chat
 from babylon.formats.spans import read_span_traces
 from babylon.formats.staging import (
+    CHUNK_BYTES,
     TABLES,
     Columns,
     FilePlace,
@@ -47,7 +48,7 @@ from babylon.recorder.trajectory import Row
 from babylon.store.connection import Store
 
 DEFAULT_AGENT = "imported"
-_TRACES = 100  # staged at a time
+_TRACES = 100  # staged at a time, at most
 _NAMED = 20  # of a file's items that are left out; the others are counted
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,11 @@ async def import_files(
             "nothing is imported into the game's own database: unset DATABASE_URL to import into"
             " the embedded database"
         )
-    sources = [(path, format or guess_format(path)) for path in paths]
+    files = [*paths]
+    for path in files:
+        if path.exists() and not path.is_file():  # a pipe is empty, or blocks, the second time
+            raise ImportFileError(f"{path} is read more than once: write it to a regular file")
+    sources = [(path, format or guess_format(path)) for path in files]
     await drop_abandoned(store)
     columns = await _columns(store)
     staging = Staging(store, _import_id(sources, window, agent_id, minutes), columns)
@@ -249,12 +254,17 @@ def _trace_chunks(
         raise ImportFileError(
             f"none of {left.count} items can be imported; the first: {left.first}"
         )
+    if not read and next(read_documents(path), None):
+        raise ImportFileError(
+            f"{path} holds no call of a model: name its format by --format, and keep calls and what"
+            " belongs to them, as scores, in one file"
+        )
 
 
 def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:
     agent = rows.trajectory["agentId"]
     tables: dict[str, list[Row]] = {
-        "User": [{"id": agent, "username": agent, "displayName": agent, "isAgent": True}],
+        "User": [{"id": agent, "displayName": agent, "isAgent": True}],
         "trajectories": [rows.trajectory],
         "llm_call_logs": rows.logs,
         "babylon.calls": [asdict(call) for call in rows.calls],
@@ -273,14 +283,32 @@ def _rows_of(trace: Trace, rows: TraceRows) -> dict[str, list[Document]]:
 
 
 def _joined(chunks: Iterable[dict[str, list[Document]]]) -> Iterator[dict[str, list[Document]]]:
-    """Join the rows of ``_TRACES`` traces, because a COPY of few rows is slow."""
-    waiting = iter(chunks)
-    while some := list(islice(waiting, _TRACES)):
-        yield {
-            table: [row for chunk in some for row in chunk.get(table, ())]
-            for table in TABLES
-            if any(table in chunk for chunk in some)
-        }
+    """Join the rows of up to ``_TRACES`` traces, because a COPY of few rows is slow.
+
+    A long conversation has the prompts before it in each call, so a small file can have large rows.
+    """
+    waiting: list[dict[str, list[Document]]] = []
+    size = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        size += sum(map(_characters, chain.from_iterable(chunk.values())))
+        if len(waiting) >= _TRACES or size >= CHUNK_BYTES:
+            yield _by_table(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _by_table(waiting)
+
+
+def _characters(row: Document) -> int:
+    return sum(len(value) for value in row.value.values() if isinstance(value, str))
+
+
+def _by_table(chunks: Sequence[dict[str, list[Document]]]) -> dict[str, list[Document]]:
+    return {
+        table: [row for chunk in chunks for row in chunk.get(table, ())]
+        for table in TABLES
+        if any(table in chunk for chunk in chunks)
+    }
 
 
 def _import_id(

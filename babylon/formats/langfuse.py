@@ -57,7 +57,7 @@ def read_langfuse(
     observations = {row.text("id"): row for row in rows if "start_time" in row.value}
     generations = [row for row in observations.values() if row.value.get("type") == "GENERATION"]
     scores = {row.text("id") or row.place: row for row in rows if "start_time" not in row.value}
-    feedback = _feedback(scores.values())
+    feedback = _feedback(scores.values(), observations)
     calls = []
     for row in generations:
         try:
@@ -95,7 +95,9 @@ def _snake(value: JsonObject) -> JsonObject:
     }
 
 
-def _feedback(scores: Iterable[_Row]) -> CapturedScores:
+def _feedback(scores: Iterable[_Row], observations: dict[str, _Row]) -> CapturedScores:
+    """Return the scores by what they judge. That of an agent's span or a tool's judges the trace,
+    because only calls have rewards."""
     feedback = CapturedScores()
     for row in scores:
         score = number(row.value.get("value"))
@@ -103,6 +105,9 @@ def _feedback(scores: Iterable[_Row]) -> CapturedScores:
         if score is not None and kind in ("NUMERIC", "BOOLEAN"):
             names = ("observation_id", "trace_id", "session_id")
             owner = next((row.text(name) for name in names if row.value.get(name)), "")
+            about = observations.get(owner)
+            if about is not None and about.value.get("type") != "GENERATION":
+                owner = about.text("trace_id")
             feedback.add(owner, score)
     return feedback
 

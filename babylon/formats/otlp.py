@@ -74,15 +74,15 @@ def all_spans(documents: Iterable[Document], leave_out: LeaveOut = refuse) -> li
     """Return the spans of all documents, each with what the log records tell of it.
 
     Raises:
-        ImportFileError: a document is not OTLP JSON, or a span lacks its ids or times, unless
-            ``leave_out`` goes on.
+        ImportFileError: a document or an attribute is not OTLP JSON, or a span lacks its ids or
+            times, unless ``leave_out`` goes on.
     """
     spans: list[Span] = []
     logs: defaultdict[tuple[str, str], list[SpanEvent]] = defaultdict(list)
     seen = set[bytes]()
     for document in documents:
         try:
-            for key, event in _logged(document, seen):
+            for key, event in _logged(document, seen, leave_out):
                 logs[key].append(event)
             spans += read_spans(document, leave_out)
         except ImportFileError as error:
@@ -138,16 +138,21 @@ def _records(
                 yield f"{place}: resource{kind}[{i}].scope{kind}[{j}].{leaf}[{k}]", raw, resource
 
 
-def _logged(document: Document, seen: set[bytes]) -> Iterator[tuple[tuple[str, str], SpanEvent]]:
+def _logged(
+    document: Document, seen: set[bytes], leave_out: LeaveOut
+) -> Iterator[tuple[tuple[str, str], SpanEvent]]:
     """Yield the log records that are not in ``seen``: exporters send again what got no answer."""
     for place, raw, _ in _records(document, "Logs", "logRecords"):
         record = msgspec.json.encode(raw, order="sorted")  # with its time: no other is equal
         if record in seen:
             continue
         seen.add(record)
-        attributes = _attributes(place, raw)
+        try:
+            attributes, body = _attributes(place, raw), _value(place, raw.get("body"))
+        except ImportFileError as error:
+            leave_out(error)
+            continue
         name = raw.get("eventName") or attributes.get("event.name")
-        body = _value(place, raw.get("body"))
         told = {**attributes, **(body if isinstance(body, dict) else {})}
         yield (str(raw.get("traceId")), str(raw.get("spanId"))), SpanEvent(str(name), told)
 
@@ -238,7 +243,9 @@ def _object(value: object) -> JsonObject:
 
 
 def _list(place: str, owner: JsonObject, key: str) -> list[JsonObject]:
-    items = owner.get(key, [])
+    items = owner.get(key)
+    if items is None:  # protobuf's JSON may write null for an empty list
+        return []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ImportFileError(f"{place}: {key} is not a list of objects")
     return items

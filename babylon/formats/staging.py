@@ -21,7 +21,7 @@ from babylon.formats.trace import Document, ImportFileError, LeaveOut, refuse
 from babylon.store.connection import Connection, Store, affected, one_line
 from babylon.store.copy_text import copy_array, copy_text, copy_value
 
-_CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 _CHUNK_ROWS = 5_000
 _COMPARED = 100  # trajectories at a time
 _INSERT_S = 3600.0  # a million rows take minutes, more than a query may
@@ -271,7 +271,7 @@ def chunks_of(table: str, rows: Iterable[Document]) -> Iterator[Rows]:
     chunk: list[Document] = []
     for row in rows:
         size = chunk[-1].end - chunk[0].end if chunk else 0
-        full = len(chunk) >= _CHUNK_ROWS or size >= _CHUNK_BYTES
+        full = len(chunk) >= _CHUNK_ROWS or size >= CHUNK_BYTES
         if full and row.end != chunk[-1].end:
             yield {table: chunk}
             chunk = []

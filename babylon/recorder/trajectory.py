@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import UnionType
 from uuid import uuid4
 
 import asyncpg
@@ -28,6 +29,17 @@ MAX_SCENARIO_ID = 100  # characters in the game's column
 _MAX_INTEGER = 2**31 - 1  # in the game's columns
 _PNL = "agentPnL"
 _COUNTS = ("latency_ms", "max_tokens", "prompt_tokens", "completion_tokens")  # of a call
+_TYPES: dict[str, type | UnionType] = {  # of a call's columns
+    "model": str,
+    "system_prompt": str,
+    "user_prompt": str,
+    "action_type": str | None,
+    "reasoning": str | None,
+    "temperature": int | float,
+    "top_p": int | float | None,
+    **dict.fromkeys(_COUNTS, int | float | None),
+    "max_tokens": int | float,
+}
 # Fields of a call that its log row stores and ``stepsJson`` does not.
 _LOG_ONLY = frozenset({"messages", "topP", "promptTokens", "completionTokens"})
 
@@ -71,26 +83,21 @@ def encode_step(
     """Return one element of ``stepsJson``. A state without ``agentPnL`` gets 0: it is required.
 
     Raises:
-        RecorderError: ``agentPnL`` is no number, a call has no response or an unknown purpose, or
-            JSON or Postgres cannot hold a value.
+        RecorderError: ``agentPnL`` is no number, a call has no response or an unknown purpose, a
+            field has another type than its column, or JSON or Postgres cannot hold a value.
     """
     pnl = environment_state.get(_PNL, 0.0)
     if isinstance(pnl, bool) or not isinstance(pnl, int | float):
         raise RecorderError(f"step {number}: {_PNL} is {pnl!r:.80}: send a number of US dollars")
     for call in llm_calls:
-        if call.response is None or call.purpose not in PURPOSES:
-            raise RecorderError(
-                f"step {number}: a call has response {call.response!r:.80} and purpose"
-                f" {call.purpose!r}: give a text, and one of {', '.join(sorted(PURPOSES))}"
-            )
-        for name in _COUNTS:  # else the finish would fail, each time
-            if (getattr(call, name) or 0) > _MAX_INTEGER:
-                raise RecorderError(
-                    f"step {number}: a call's {name} is {getattr(call, name)}: send at most"
-                    f" {_MAX_INTEGER}"
-                )
-    return to_json(
-        {
+        _check_call(number, call)
+    if not isinstance(action.action_type, str) or not isinstance(action.success, bool):
+        raise RecorderError(
+            f"step {number}: the action's type is {action.action_type!r:.80} and its success"
+            f" {action.success!r:.80}: send a text, and True or False"
+        )
+    try:
+        step = {
             "stepNumber": number,
             "timestamp": milliseconds(at),
             "environmentState": {_PNL: pnl, **environment_state},
@@ -98,9 +105,31 @@ def encode_step(
             "llmCalls": [_step_fields(call) for call in llm_calls],
             "action": msgspec.to_builtins(action),
             "reward": reward,
-        },
-        f"step {number}",
-    )
+        }
+    except (TypeError, RecursionError) as error:
+        raise RecorderError(f"step {number} cannot be stored as JSON: {error}") from error
+    return to_json(step, f"step {number}")
+
+
+def _check_call(number: int, call: LlmCall) -> None:
+    """Check what a column of the call's log would refuse: the finish would fail, each time."""
+    if not isinstance(call.response, str) or call.purpose not in PURPOSES:
+        raise RecorderError(
+            f"step {number}: a call has response {call.response!r:.80} and purpose"
+            f" {call.purpose!r}: give a text, and one of {', '.join(sorted(PURPOSES))}"
+        )
+    for name, kind in _TYPES.items():
+        if not isinstance(value := getattr(call, name), kind):
+            expected = getattr(kind, "__name__", str(kind))
+            raise RecorderError(
+                f"step {number}: a call's {name} is of type {type(value).__name__}: send {expected}"
+            )
+    for name in _COUNTS:
+        if abs(getattr(call, name) or 0) > _MAX_INTEGER:
+            raise RecorderError(
+                f"step {number}: a call's {name} is {getattr(call, name)}: send at most"
+                f" {_MAX_INTEGER}"
+            )
 
 
 def _step_fields(call: LlmCall) -> dict[str, object]:
@@ -458,8 +487,9 @@ async def insert_trajectory(
     """
     if store.game_tables_ours:
         await connection.execute(
-            'INSERT INTO "User" (id, username, "displayName", "isAgent")'
-            " VALUES ($1, $1, $1, true) ON CONFLICT DO NOTHING",
+            # Without a username: it is unique, and a user of another id may have this one.
+            'INSERT INTO "User" (id, "displayName", "isAgent") VALUES ($1, $1, true)'
+            " ON CONFLICT DO NOTHING",
             storable(str(row["agentId"])),
         )
     try:

@@ -90,7 +90,9 @@ async def make_update(
     """
     objective = work.settings.training.objective
     words = await words_for(work.store, work.settings.home, scored, work.rows, objective)
-    work = replace(work, replies=await replies_for(work, scored, judge), words=words)
+    work = replace(work, words=words)
+    if not _own_replies(work, population):
+        work = replace(work, replies=await replies_for(work, scored, judge))
     if population.size > 1:
         return await best_sibling(work, scored, population, evaluation, judge, only)
     # in a thread, because importing a trainer takes seconds
@@ -98,6 +100,14 @@ async def make_update(
     update = await trainer(work)
     metrics, ids = update_metrics(update, scored), update.trajectory_ids
     return Made(target=work.target, metrics=metrics, trajectory_ids=ids)
+
+
+def _own_replies(work: TrainInput, population: PopulationSettings) -> bool:
+    """True if each member samples at its own temperature: nothing would learn from other replies,
+    and a judge would be paid for them."""
+    return population.size > 1 and "temperature" in chosen_genes(
+        population.genes, work.settings.training
+    )
 
 
 async def best_sibling(

@@ -78,9 +78,14 @@ async def list_members(store: Store) -> list[MemberRow]:
 async def list_siblings(
     store: Store, *, generation: int | None = None, batch_id: str | None = None
 ) -> list[Sibling]:
-    """Return the updates of a generation or of a batch, or all, oldest first."""
+    """Return the updates of a generation or of a batch, or all, oldest first.
+
+    Only those of a batch have their trajectories: of all, these are gigabytes in a year.
+    """
+    ids = "CASE WHEN $2::text IS NULL THEN '{}' ELSE trajectory_ids END AS trajectory_ids"
     rows = await store.pool.fetch(
-        f"SELECT {_COLUMNS} FROM babylon.siblings WHERE ($1::int IS NULL OR generation = $1)"
+        f"SELECT {_COLUMNS.replace('trajectory_ids', ids)} FROM babylon.siblings"
+        " WHERE ($1::int IS NULL OR generation = $1)"
         " AND ($2::text IS NULL OR batch_id = $2) ORDER BY window_id, batch_id, member",
         generation,
         batch_id,

@@ -1,6 +1,7 @@
 """Traces of other systems into the database and out again."""
 
 import json
+import os
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from babylon.formats.atif import write_atif
 from babylon.formats.export_files import export_game, export_traces, read_window_traces
 from babylon.formats.format_names import Format, Written
 from babylon.formats.import_files import import_files
+from babylon.formats.staging import Staging
 from babylon.game.fleet.fleet_plan import FleetPlan
 from babylon.game.fleet.spawn import run_fleet
 from babylon.stages.collect import collect_window
 from babylon.stages.validate import validate_window
 from babylon.store import Store, open_store
 from babylon.store.published import withhold
-from tests.conftest import CAPTURED
+from tests.conftest import CAPTURED, REAL_ROWS, real_rows
 from tests.integration.experiments import world
 from tests.integration.game import WINDOW as REAL
 from tests.integration.game import insert_real_window
@@ -427,6 +429,69 @@ async def test_a_file_without_one_good_line_is_refused_and_nothing_is_imported(
     assert await store.pool.fetchval('SELECT count(*) FROM "User"') == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": "s", "traceId": "t", "name": "won", "value": 1}',  # a score, its call elsewhere
+        '{"id": "r", "run_type": "chain", "start_time": "2025-11-14T12:00:00Z"}',
+    ],
+)
+async def test_a_file_without_a_call_is_refused_by_name(
+    store: Store, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "scores.jsonl"
+    file.write_text(text)
+    with pytest.raises(DatabaseError, match=r"scores\.jsonl holds no call of a model"):
+        await import_files(store, [file])
+
+
+@pytest.mark.parametrize("format", [Format.CHAT, None])
+async def test_a_pipe_which_can_be_read_only_once_is_refused(
+    store: Store, tmp_path: Path, format: Format | None
+) -> None:
+    os.mkfifo(pipe := tmp_path / "sft.jsonl")
+    with pytest.raises(DatabaseError, match=r"sft\.jsonl is read more than once: write it"):
+        await import_files(store, [pipe], format=format, window=WINDOW)
+
+
+@pytest.mark.parametrize("game_first", [True, False])
+async def test_an_agent_may_have_the_name_of_a_user_of_the_game(
+    store: Store, tmp_path: Path, game_first: bool
+) -> None:
+    """Names are unique in the game's table, and so are ids: neither import may lose its users."""
+    user = real_rows("users")[0]
+    chats = write_lines(tmp_path / "sft.jsonl", CHAT)
+    order = [REAL_ROWS / "users.jsonl", chats][:: 1 if game_first else -1]
+    for file in order:
+        await import_files(store, [file], window=WINDOW, agent_id=user["username"])
+    assert user["username"] != user["id"]
+    known = 'SELECT count(*) FROM "User" WHERE id = ANY($1)'
+    assert await store.pool.fetchval(known, [user["id"], user["username"]]) == 2
+
+
+async def test_rows_of_long_conversations_are_staged_a_few_at_a_time(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call has the prompts before it: a hundred traces of a small file may fill the memory."""
+    sizes: list[int] = []
+    copy = Staging._copy
+
+    async def counted(own: Staging, connection: Any, table: str, rows: Any) -> None:
+        sizes.append(sum(len(str(value)) for row in rows for value in row.value.values()))
+        await copy(own, connection, table, rows)
+
+    monkeypatch.setattr(Staging, "_copy", counted)
+    monkeypatch.setattr("babylon.formats.import_files.CHUNK_BYTES", 50_000)
+    talk = [
+        {"role": role, "content": "x" * 500} for _ in range(9) for role in ("user", "assistant")
+    ]
+    lines = [{"messages": [{"role": "system", "content": str(n)}, *talk]} for n in range(20)]
+    file = write_lines(tmp_path / "sft.jsonl", *lines)
+    added = await import_files(store, [file], window=WINDOW)
+    assert (added["trajectories"], added["llm_call_logs"]) == (20, 180)
+    assert len(sizes) > 20 and max(sizes) < 250_000
+
+
 async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Path) -> None:
     file = write_lines(tmp_path / "sft.jsonl", CHAT)
     with pytest.raises(DatabaseError, match=r"sft\.jsonl:1: .*missing required field"):
@@ -434,7 +499,7 @@ async def test_a_format_that_is_named_is_not_guessed(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "steps", ["[", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
+    "steps", ["[", "[]", "[1]", '[{"environmentState":null}]', '[{"timestamp":"soon"}]']
 )
 async def test_a_row_that_is_not_the_games_does_not_stop_the_export(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: str

@@ -94,6 +94,10 @@ async def test_a_window_yields_siblings_and_commits_the_fittest(
     assert len({s.metrics["update_norm"] for s in siblings}) == 3  # genes of their own
     used = await store.pool.fetchval("SELECT count(*) FROM babylon.trained")
     assert used == 6
+    # a month of windows has a million trajectories, which no page of all siblings shows
+    whole = await list_siblings(store, batch_id=trained.batch_id)
+    assert [len(s.trajectory_ids) for s in whole] == [6] * 3
+    assert [s.trajectory_ids for s in siblings] == [()] * 3
 
 
 async def test_the_first_member_learns_at_the_rate_that_an_update_would_begin_with(

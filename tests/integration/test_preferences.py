@@ -36,7 +36,7 @@ from babylon.stages.train import train_window
 from babylon.stages.words import words_for
 from babylon.store import Store
 from babylon.store.policies import ensure_base, get_policy
-from babylon.store.population import list_members, list_siblings
+from babylon.store.population import MemberRow, add_generation, list_members, list_siblings
 from babylon.store.replies import read_replies
 from babylon.store.scores import StoredScore, replace_scores
 from babylon.store.windows import claim_window
@@ -137,7 +137,13 @@ async def test_members_with_a_temperature_sample_their_own_replies(
         preferences={"prompts": 5, "replies": 6},
         population={"size": 2, "genes": "temperature", "worlds": 16},
     )
+    evolved = [
+        MemberRow(generation=0, member=n, parent=None, origin="founder", genes={"temperature": t})
+        for n, t in enumerate((0.7, 1.3))
+    ]
+    await add_generation(store, evolved)
     await train_window(store, settings, await tied_window(store, settings, base))
+    # none at PREFERENCE_TEMPERATURE, from which no member would learn
     genes = {member.genes["temperature"] for member in await list_members(store)}
     sampled = await store.pool.fetch("SELECT DISTINCT temperature FROM babylon.sampled_replies")
     assert {row["temperature"] for row in sampled} == genes and len(genes) == 2

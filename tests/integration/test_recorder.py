@@ -416,3 +416,14 @@ async def test_a_resolution_learnt_late_takes_the_open_question_away(store: Stor
     assert await tracker.write("2025-11-14T10:00") == 0
     assert await _outcomes(store) == []
     assert await tracker.write(WINDOW_ID) == 1
+
+
+async def test_an_agent_with_the_name_of_another_user_is_recorded(store: Store) -> None:
+    await store.pool.execute(
+        """INSERT INTO "User" (id, username) VALUES ('278901234567890001', 'ann')"""
+    )
+    recorder = TrajectoryRecorder(store, clock=lambda: START)
+    trajectory_id = recorder.start("ann")
+    _step(recorder, trajectory_id, 1)
+    await recorder.finish(trajectory_id)
+    assert await store.pool.fetchval('SELECT "agentId" FROM trajectories') == "ann"

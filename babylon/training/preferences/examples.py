@@ -113,6 +113,12 @@ def paired_examples(sampled: Sequence[PromptReplies], margin: float, context: in
                     pairs=tuple((place[better], place[worse]) for better, worse in pairs),
                 )
             )
+    if not sampled:  # more replies would have no values either
+        raise NothingToTrainError(
+            "no prompt of the window has two replies with a value: let agents play through the"
+            " gateway, which records their tokens, and for rows of a live game, which the simulator"
+            " cannot play again, set PREFERENCE_VALUES=judge"
+        )
     if not units:
         raise NothingToTrainError(
             f"none of the {len(sampled)} prompts has two replies whose values differ by more than"

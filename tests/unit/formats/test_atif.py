@@ -247,10 +247,14 @@ def test_a_reply_that_must_not_be_trained_on_stays_one() -> None:
 
 
 def test_subagents_are_trajectories_of_their_own() -> None:
+    """Their ids are unique in their document only: every parent may have a subagent ``b``."""
     inner = atif(USER, {"source": "agent", "message": "inner"}, trajectory_id="b")
-    outer = atif(USER, {"source": "agent", "message": "outer"}, trajectory_id="a",
-                 subagent_trajectories=[inner])  # fmt: skip
-    assert [one.trajectory_id for one in read_atif(document(outer))] == ["a", "b"]
+    told = []
+    for name in ("a", "c"):
+        outer = atif(USER, {"source": "agent", "message": "outer"}, trajectory_id=name,
+                     subagent_trajectories=[inner])  # fmt: skip
+        told += [one.trajectory_id for one in read_atif(document(outer))]
+    assert told == ["a", "a:b", "c", "c:b"]
 
 
 def test_a_trajectory_without_an_id_gets_one_from_its_content() -> None:

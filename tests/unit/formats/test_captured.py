@@ -243,6 +243,14 @@ def test_a_score_counts_once_with_its_last_value() -> None:
     assert trace.steps[0].reward == 0.5
 
 
+def test_a_score_of_an_agent_s_span_judges_its_trace_and_is_not_lost() -> None:
+    agent = generation(id="a", type="AGENT", name="trader", startTime="2025-11-14T11:59:59Z")
+    later = generation(id="h", parentObservationId="a", startTime="2025-11-14T12:00:01Z")
+    score = {"id": "s", "observationId": "a", "traceId": "t", "name": "good", "value": 0.75}
+    (trace,) = read_langfuse(map(document, [agent, generation(), later, score]), "imported")
+    assert [step.reward for step in trace.steps] == [0.0, 0.75]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

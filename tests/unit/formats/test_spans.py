@@ -9,6 +9,7 @@ import pytest
 from babylon.formats.otlp import Span
 from babylon.formats.spans import Agents, Dialect, read_span_traces, reader_of
 from babylon.formats.trace import ImportFileError, Trace
+from tests.conftest import CAPTURED
 from tests.unit.formats.spans import Traced
 from tests.unit.formats.traces import NOON, document, message
 
@@ -238,6 +239,30 @@ def test_spans_that_cannot_be_read_are_named(attributes: dict[str, Any], message
 def test_what_is_no_otlp_is_named(export: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportFileError, match=f"f:1: .*{message}"):
         read(export)
+
+
+def test_a_log_record_that_cannot_be_read_costs_no_other_one() -> None:
+    lines = (CAPTURED / "otel-1.36.jsonl").read_text().splitlines()
+    documents = [document(json.loads(line)) for line in lines]
+    failed: list[ImportFileError] = []  # a call that failed, in the file as it is
+    whole = list(read_span_traces(documents, "imported", None, failed.append))
+    told = [one.value for one in documents if "resourceLogs" in one.value]
+    records: Any = told[0]["resourceLogs"]
+    records[0]["scopeLogs"][0]["logRecords"].insert(0, {"body": {"stringValueStrindex": 7}})
+    left: list[ImportFileError] = []
+    assert list(read_span_traces(documents, "imported", None, left.append)) == whole
+    assert left[1:] and len(left) == len(failed) + 1
+    assert "logRecords[0]: attribute value of kind" in str(left[0])
+
+
+def test_a_null_of_protobufs_json_is_an_empty_list() -> None:
+    traced = Traced()
+    traced.span("chat", chat("hi", "hello"))
+    export = traced.export()
+    (span,) = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    whole = read(export)
+    span |= {"events": None, "links": None}
+    assert read(export, {"resourceSpans": None}) == whole
 
 
 def test_the_agent_of_each_span_in_a_deep_chain_is_found_with_one_look_around_it() -> None:

@@ -50,7 +50,32 @@ def test_a_number_that_the_call_log_cannot_hold_is_refused_by_name(name: str) ->
         _step(calls=[_call(**{name: 2**31})])
 
 
-@pytest.mark.parametrize("wrong", [{"response": None}, {"purpose": "thought"}])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"), ("top_p", "1"), ("model", None), ("user_prompt", ["BUY"]),
+        ("reasoning", {"why": "cheap"}), ("action_type", 5), ("prompt_tokens", "7"),
+        ("max_tokens", None),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_call_log_cannot_hold_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(RecorderError, match=rf"step 3: a call's {name} is of type"):
+        _step(calls=[_call(**{name: value})])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"success": None}, {"action_type": None}, {"parameters": {"order": object()}}],
+)
+def test_a_step_whose_action_cannot_be_stored_is_not_added(wrong: dict[str, Any]) -> None:
+    played = OpenTrajectory("t", "a", "s", window_at(AT, 60), AT, AT)
+    known: dict[str, Any] = {"action_type": "BUY", "success": True, "parameters": {}}
+    with pytest.raises(RecorderError, match="step 0"):
+        played.add_step(AT, STATE, [], Action(**(known | wrong)), 0.0)
+    assert played.add_step(AT, STATE, [], HOLD, 0.0) == 0
+
+
+@pytest.mark.parametrize("wrong", [{"response": None}, {"response": 5}, {"purpose": "thought"}])
 def test_only_a_whole_call_is_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(RecorderError, match="give a text, and one of action, evaluation"):
         _step(calls=[_call(**wrong)])

@@ -114,6 +114,12 @@ def test_unpaired_replies_have_the_gradient_of_the_formula(moved: bool) -> None:
     assert relative_error(moving.gradients[-1], expected) < 1e-5
 
 
+def test_replies_that_nothing_values_are_not_said_to_be_too_few() -> None:
+    """Rows of the live game: more replies and a lower margin would change nothing."""
+    with pytest.raises(NothingToTrainError, match=r"live game.* set PREFERENCE_VALUES=judge"):
+        paired_examples([], 0.0, 512)
+
+
 def test_the_shared_prompt_of_replies_is_forwarded_once() -> None:
     sampled = prompts(replies=4)
     examples = paired_examples(sampled, 0.0, 512)
