@@ -48,7 +48,7 @@ from babylon.store.routes import current_route
 from babylon.store.scores import trajectory_score
 
 log = logging.getLogger(__name__)
-POLICIES = 100
+POLICIES, FIELDS = 100, 20
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self' data:;"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -392,5 +392,8 @@ def _is_ours(request: Request) -> bool:
 
 async def _form(request: Request) -> Form:
     body = await read_body(request.scope, request.receive)
-    fields = parse_qs((body or b"").decode("latin-1"))
+    try:  # a million fields, which anybody may send to /login, would take seconds
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=FIELDS)
+    except ValueError as error:
+        raise RequestError(400, f"the form has more than {FIELDS} fields: send ours") from error
     return {name: storable(values[0]) for name, values in fields.items()}
