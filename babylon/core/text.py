@@ -32,7 +32,12 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             re.IGNORECASE,
         ),
         ("token", r"\bbearer\s+(?!\[REDACTED)[\w.~+/-]{16,}=*", re.IGNORECASE),
-        ("token", r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*", 0),
+        # From the beginning of the word, because each "eyJ" in it would read the word to its end.
+        (
+            "token",
+            r"(?<![\w-])(?=[\w-]*\beyJ[\w-]{8})[\w-]++\.[\w-]{8,}+\.[\w-]*",
+            0,
+        ),
         (
             "key",
             r"\b(?:(?:sk|pk|rk)[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}"

@@ -8,6 +8,8 @@ The types are ours because openai's request types are TypedDicts, which validate
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
+from math import lcm
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -22,6 +24,9 @@ MAX_CHOICES = 32  # of a request: answers to a batch of prompts times n
 MAX_DEPTH = 900  # levels of a body; some deeper ones are decoded, but not encoded again
 MAX_STOPS, MAX_STOP = 32, 1000  # strings that end an answer, and characters of one
 MAX_TOP_LOGPROBS = 20  # vLLM's and OpenAI's limit
+# A grammar has as many states as the least common multiple of a schema's ``multipleOf``, without
+# the zeros at the end. A prime of six digits takes a minute, one of ten all memory.
+MAX_MULTIPLE = 10_000
 DONE = b"data: [DONE]\n\n"
 _TEXT_PARTS = {"text", "refusal", "input_text", "output_text", "thinking"}  # vLLM's
 _WORD = re.compile(r"[a-z][a-z_]{0,39}")
@@ -252,7 +257,39 @@ def parse_chat(fields: Mapping[str, object]) -> ChatRequest:
     chat = _validated(fields, ChatRequest, "chat")
     if chat.top_logprobs and not chat.logprobs:
         raise RequestError(400, f"top_logprobs={chat.top_logprobs}: they need logprobs=true")
+    if chat.response_format or chat.tool_choice not in (None, "none", "auto"):
+        _require_small_multiples([chat.response_format, chat.tools])
     return chat
+
+
+def _require_small_multiples(schemas: list[object]) -> None:
+    """Check the numbers of which a constrained answer may hold multiples.
+
+    Raises:
+        RequestError: 400, their least common multiple is so large that a grammar would take long.
+    """
+    left, common = schemas, 1
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, dict):
+            left += part.values()
+            common = lcm(common, _digits(part.get("multipleOf")))
+            if common > MAX_MULTIPLE:
+                raise RequestError(
+                    400,
+                    "the schemas' multipleOf have no common multiple of at most"
+                    f" {MAX_MULTIPLE}: leave some out, and check those numbers in the agent",
+                )
+
+
+def _digits(number: object) -> int:
+    """Return the digits of a number without point and zeros at the ends; 1 if it is none."""
+    if not isinstance(number, int | float):
+        return 1
+    exact = Decimal(number) if isinstance(number, int) else Decimal(repr(number))
+    return int("".join(map(str, exact.normalize().as_tuple().digits))) or 1
 
 
 def parse_completion(fields: Mapping[str, object]) -> CompletionRequest:

@@ -319,6 +319,7 @@ async def judged_by(
         async with JudgeClient(
             model=MODEL,
             base_url=local.base_url,
+            api_key=local.api_key,
             name=local.name,
             temperature=TEMPERATURE,
             timeout_s=timeout_s,

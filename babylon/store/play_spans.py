@@ -19,9 +19,9 @@ class StoredSpan:
     span: str
 
 
-async def trajectories_of(store: Store, trace_ids: Collection[str]) -> dict[str, str]:
-    """Return the trajectory of each trace of which a span is known."""
-    rows = await store.pool.fetch(_TRAJECTORIES, list(trace_ids))
+async def trajectories_of(store: Store, key_id: str, trace_ids: Collection[str]) -> dict[str, str]:
+    """Return the key's trajectory of each trace of which it sent a span."""
+    rows = await store.pool.fetch(_TRAJECTORIES, list(trace_ids), key_id)
     return {row["trace_id"]: row["trajectory_id"] for row in rows}
 
 
@@ -71,8 +71,9 @@ async def ended_trajectories(store: Store, rest_s: float) -> list[tuple[str, str
 
 
 _TRAJECTORIES = """
-SELECT DISTINCT ON (trace_id) trace_id, trajectory_id FROM babylon.play_spans
-WHERE trace_id = ANY($1::text[]) ORDER BY trace_id, received_at
+SELECT DISTINCT ON (trace_id) trace_id, trajectory_id
+FROM babylon.play_spans JOIN babylon.plays USING (trajectory_id)
+WHERE trace_id = ANY($1::text[]) AND key_id = $2 ORDER BY trace_id, received_at
 """
 
 _ADD = """

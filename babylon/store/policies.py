@@ -103,16 +103,25 @@ async def get_policy(store: Store, version: int) -> Policy:
     return _policy(store, row)
 
 
-async def list_policies(store: Store) -> list[Policy]:
-    """Return all policies, oldest first."""
-    rows = await store.pool.fetch("SELECT * FROM babylon.policies ORDER BY policy_version")
-    return [_policy(store, row) for row in rows]
+async def list_policies(
+    store: Store, newest: int | None = None, before: int | None = None
+) -> list[Policy]:
+    """Return policies, oldest first. ``newest``: at most so many. ``before``: older than this."""
+    rows = await store.pool.fetch(
+        "SELECT * FROM babylon.policies WHERE $2::integer IS NULL OR policy_version < $2"
+        " ORDER BY policy_version DESC LIMIT $1",
+        *(newest, before),
+    )
+    return [_policy(store, row) for row in rows[::-1]]
 
 
 async def policies_about(
-    store: Store, window_id: str, versions: Iterable[int] = ()
+    store: Store, window_id: str | None, versions: Iterable[int] = ()
 ) -> dict[int, Policy]:
-    """Return the policies that a window trained, released ones too, and those of ``versions``."""
+    """Return the policies that a window trained, released ones too, and those of ``versions``.
+
+    ``window_id``: None for no window.
+    """
     rows = await store.pool.fetch(
         "SELECT * FROM babylon.policies WHERE window_id = $1 OR policy_version = ANY($2::bigint[])"
         " ORDER BY policy_version",

@@ -13,6 +13,7 @@ import pytest
 
 from babylon.core.errors import ConfigError
 from babylon.core.settings import Settings
+from babylon.deployment.admin import app as admin_module
 from babylon.deployment.admin.app import admin_app
 from babylon.deployment.change import checks_under
 from babylon.store import Store
@@ -257,3 +258,15 @@ async def test_without_a_database_it_says_so(admin: Client, store: Store) -> Non
     assert (await admin.get("status"))[0] == 200
     async with admin.http.get(f"{admin.url}/health") as response:
         assert (response.status, await response.json()) == (200, {"status": "ok"})
+
+
+async def test_an_answer_has_the_newest_policies_and_the_next_one_those_before(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every window may bring a policy with its metrics: a year's are a hundred megabytes."""
+    monkeypatch.setattr(admin_module, "MOST_POLICIES", 2)
+    pages = [(await admin.get(f"policies{rest}"))[1] for rest in ("", "?before=1", "?before=0")]
+    found = [[one["policy_version"] for one in page["policies"]] for page in pages]
+    assert found == [[1, 2], [0], []]
+    for bad in ("x", "-1", "9999999999"):
+        assert (await admin.get(f"policies?before={bad}"))[0] == 400

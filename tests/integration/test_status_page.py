@@ -321,6 +321,13 @@ async def test_while_the_database_is_away_there_is_a_page_that_says_so(
         assert status == 503 and "the database does not answer" in page and "secret" not in page
 
 
+async def test_a_form_of_many_fields_is_refused(browser: Browser) -> None:
+    """A page elsewhere may send one to the sign-in from the operator's browser, again and again."""
+    status, answer = await browser.post("/login", {f"field{one}": "x" for one in range(1000)})
+    assert status == 400 and "more than 20 fields" in answer
+    assert (await browser.sign_in("x"))[0] == 401
+
+
 async def test_two_policies_are_compared_word_by_word(
     browser: Browser, store: Store, settings: Settings
 ) -> None:

@@ -223,6 +223,23 @@ async def test_bad_spans_are_rejected_by_number_and_cost_no_other(
     assert told.rejected_spans == 1 and "is finished: begin another" in told.error_message
 
 
+async def test_agents_with_keys_of_their_own_share_a_trace_and_keep_their_trajectories(
+    stack: Stack, agent: Player, other: Player
+) -> None:
+    """An agent hands its trace to those that it calls. The first one to send took the others'."""
+    called, caller = Traced(START), Traced(START)
+    called.span("chat", chat("a", "b", **{"gen_ai.conversation.id": "called"}))
+    caller.span("chat", chat("c", "d", **{"gen_ai.conversation.id": "caller"}))
+    sent = [otlp_json(called), otlp_json(caller)]
+    spans = [one["resourceSpans"][0]["scopeSpans"][0]["spans"][0] for one in sent]
+    spans[1]["traceId"] = spans[0]["traceId"]
+    for one, body in ((other, sent[0]), (agent, sent[1]), (agent, sent[1])):
+        answer = await one.http.post("/v1/traces", json=body)
+        assert answer.status_code == 200 and "partialSuccess" not in answer.json()
+    places = await stack.store.pool.fetch("SELECT trajectory_id FROM babylon.play_spans ORDER BY 1")
+    assert [row[0] for row in places] == ["called", "caller"]
+
+
 async def test_spans_that_exceed_the_size_of_a_trajectory_are_rejected(
     stack: Stack, agent: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """A checkpoint as judge: the project's engine serves a tiny model that answers, or babbles."""
 
+import aiohttp
 import pytest
 import torch
+from pydantic import SecretStr
 
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
@@ -72,6 +74,21 @@ async def test_a_checkpoint_that_babbles_fails_the_stage_and_scores_nothing(tmp_
     tiny_tokenizer().save_pretrained(path)
     with pytest.raises(ScoringError, match=r"judge babbler@\w+ gave no usable judgment of 2 of 2"):
         await judged_by(path, tmp_path, temperature=0.0)  # else it may end its JSON by chance
+
+
+async def test_nobody_else_of_this_machine_can_put_another_model_in_the_judges_place(tmp_path):
+    path = tmp_path / "judge"
+    tiny_model(1, max_position_embeddings=CONTEXT).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    judge = JudgeSettings(model_path=path, api_key=SecretStr("of-a-provider"))
+    async with (
+        open_judge(judge, CONFIG, tmp_path / "judge.log") as (client, _),
+        aiohttp.ClientSession() as stranger,
+    ):
+        place = str(client._client.base_url).replace("/v1/", "/policies/judge")
+        async with stranger.delete(place) as answer:
+            assert answer.status == 401
+        assert client._client.api_key != "of-a-provider"  # the engine has no need of it
 
 
 async def test_a_path_without_a_model_is_named(tmp_path):

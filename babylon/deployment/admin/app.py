@@ -48,6 +48,7 @@ from babylon.store.policies import Policy, list_policies
 from babylon.store.routes import Route, list_routes
 
 log = logging.getLogger(__name__)
+MOST_POLICIES = 100  # in an answer: each has its metrics, and every window may bring a policy
 _STATUS: tuple[tuple[type[BabylonError], int], ...] = (  # the first match counts
     (RouteConflictError, 409),
     (ExperimentError, 409),
@@ -149,9 +150,9 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
         return {"routes": await list_routes(store)}
 
     @admin.get("/policies")
-    async def policies() -> dict[str, list[Policy]]:
-        """Every policy that was trained or adopted."""
-        return {"policies": await list_policies(store)}
+    async def policies(before: Version | None = None) -> dict[str, list[Policy]]:
+        """The newest policies, or the newest below the version ``before``; the newest is last."""
+        return {"policies": await list_policies(store, MOST_POLICIES, before)}
 
     @admin.post("/replace")
     async def replace(asked: Replace, request: Request) -> Change:

@@ -43,12 +43,12 @@ from babylon.store.connection import UNREACHABLE
 from babylon.store.experiments import newest_numbers
 from babylon.store.gateways import live_gateways
 from babylon.store.holds import end_hold, hold, running_hold
-from babylon.store.policies import list_policies
+from babylon.store.policies import list_policies, policies_about
 from babylon.store.routes import current_route
 from babylon.store.scores import trajectory_score
 
 log = logging.getLogger(__name__)
-POLICIES = 100
+POLICIES, FIELDS = 100, 20
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'self'; img-src 'self' data:;"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -239,7 +239,7 @@ class StatusPage:
         return await asyncio.to_thread(self._html, "trajectory.html", asked.visitor, **about)
 
     async def _policies(self, asked: Asked) -> Response:
-        policies = (await list_policies(self._store))[::-1][:POLICIES]
+        policies = (await list_policies(self._store, newest=POLICIES))[::-1]
         route = await current_route(self._store)
         return self._html("policies.html", asked.visitor, policies=policies, route=route)
 
@@ -249,8 +249,8 @@ class StatusPage:
         pairs, policies, better = None, [], ""
         if one is not None and other is not None:
             pairs = await read_pairs(self._store, one, other)
-            known = await list_policies(self._store)
-            policies = [policy for policy in known if policy.policy_version in (one, other)]
+            both = await policies_about(self._store, None, (one, other))
+            policies = [both[version] for version in sorted(both)]
             better = which_is_better(*policies) if len(policies) == 2 else ""
         about = {"one": one, "other": other, "policies": policies, "better": better}
         return self._html("compare.html", asked.visitor, pairs=pairs, **about)
@@ -392,5 +392,8 @@ def _is_ours(request: Request) -> bool:
 
 async def _form(request: Request) -> Form:
     body = await read_body(request.scope, request.receive)
-    fields = parse_qs((body or b"").decode("latin-1"))
+    try:  # a million fields, which anybody may send to /login, would take seconds
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=FIELDS)
+    except ValueError as error:
+        raise RequestError(400, f"the form has more than {FIELDS} fields: send ours") from error
     return {name: storable(values[0]) for name, values in fields.items()}

@@ -16,12 +16,13 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self, cast
 
 import aiohttp
@@ -30,6 +31,7 @@ import msgspec
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
 
+from babylon.core.api_keys import engine_secret
 from babylon.core.discretion import shown_url, told
 from babylon.core.errors import ScoringError, ServingError, reason_of
 from babylon.core.processes import Service, supervised
@@ -333,9 +335,10 @@ def _wait_s(headers: httpx.Headers) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalJudge:
-    """A served checkpoint: its URL, the name of its judgments, and its context."""
+    """A served checkpoint: its URL, its API key, the name of its judgments, and its context."""
 
     base_url: str
+    api_key: str = field(repr=False)
     name: str
     context_tokens: int
 
@@ -344,34 +347,40 @@ class LocalJudge:
 async def local_judge(path: Path, log_file: Path) -> AsyncIterator[LocalJudge]:
     """Serve a checkpoint directory on a free port, and write the engine's output to ``log_file``.
 
+    The engine has a secret of its own, because every user of the machine reaches its port.
+
     Raises:
         ServingError: the engine does not start, or the checkpoint does not load.
     """
     port = _free_port()
-    service = Service(
-        name="judge",
-        command=[
-            *(sys.executable, "-P", "-m", "babylon.serving.engine.engine_process"),
-            f"--port={port}",
-        ],
-        log=log_file,
-    )
     url = f"http://127.0.0.1:{port}"
-    async with supervised(service) as engine, aiohttp.ClientSession() as session:
-        for _ in range(round(_READY_S / _POLL_S)):
-            if failure := engine.failure():
-                raise ServingError(failure)
-            if await _answers(session, url):
-                break
-            await asyncio.sleep(_POLL_S)
-        else:
-            raise ServingError(f"the judge's engine is not ready after {_READY_S:.0f} s")
-        context = await _load(session, url, path)
-        yield LocalJudge(
-            base_url=f"{url}/v1",
-            name=f"{path.name}@{checkpoint_digest(path)}",
-            context_tokens=context,
+    with TemporaryDirectory(prefix="babylon-judge-") as home:
+        secret = engine_secret(Path(home))
+        service = Service(
+            name="judge",
+            command=[
+                *(sys.executable, "-P", "-m", "babylon.serving.engine.engine_process"),
+                *(f"--port={port}", f"--home={home}"),
+            ],
+            log=log_file,
         )
+        headers = {"Authorization": f"Bearer {secret}"}
+        async with supervised(service) as engine, aiohttp.ClientSession(headers=headers) as session:
+            for _ in range(round(_READY_S / _POLL_S)):
+                if failure := engine.failure():
+                    raise ServingError(failure)
+                if await _answers(session, url):
+                    break
+                await asyncio.sleep(_POLL_S)
+            else:
+                raise ServingError(f"the judge's engine is not ready after {_READY_S:.0f} s")
+            context = await _load(session, url, path)
+            yield LocalJudge(
+                base_url=f"{url}/v1",
+                api_key=secret,
+                name=f"{path.name}@{checkpoint_digest(path)}",
+                context_tokens=context,
+            )
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

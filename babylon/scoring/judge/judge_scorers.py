@@ -314,6 +314,7 @@ async def open_judge(
     model, base_url, name = judge.model, judge.base_url, None
     price = Price(prompt_usd=judge.prompt_usd, completion_usd=judge.completion_usd)
     temperature, timeout_s = judge.temperature, judge.request_timeout_s
+    api_key = judge.api_key.get_secret_value() if judge.api_key else "none"
     async with AsyncExitStack() as stack:
         if cheaper:
             model = judge.cheaper_model
@@ -323,14 +324,14 @@ async def open_judge(
         elif judge.model_path is not None:
             local = await stack.enter_async_context(local_judge(judge.model_path, log_file))
             model, base_url, name, price = MODEL, local.base_url, local.name, Price()
+            api_key = local.api_key
             temperature = TEMPERATURE if temperature is None else temperature
             timeout_s = judge.timeout_s  # a local engine may be slow
             config = fitting(config, judge.model_path, local.context_tokens)
-        key = judge.api_key
         client = JudgeClient(
             model=model or "",
             base_url=base_url,
-            api_key=key.get_secret_value() if key else "none",
+            api_key=api_key,
             name=name,
             price=price,
             temperature=temperature,

@@ -6,6 +6,7 @@ ends them.
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -13,6 +14,12 @@ from contextlib import suppress
 from babylon.core.processes import SUPERVISOR, exit_with_supervisor
 
 _OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
+# Hundreds of variables tune vLLM, CUDA, NCCL and torch, and no list has all of them. Those with
+# secrets are known by their names. vLLM's own, such as ``VLLM_API_KEY``, stay.
+_SECRETS = re.compile(
+    r"(?:AWS|AZURE|GOOGLE|PREFECT|WANDB)_.+|PG[A-Z]+"
+    r"|(?!VLLM_)(?:.+_)?(?:AUTH|CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN)S?(?:_.+)?"
+)
 GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this
 
 
@@ -39,8 +46,13 @@ async def run(command: list[str]) -> int:
 
 
 def environment_of_others() -> dict[str, str]:
-    """Return this process's environment without the variables for its own Python."""
-    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
+    """Return this process's environment without the variables for its own Python, and without
+    those of object stores, databases and other services."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _OWN_VARIABLES and not _SECRETS.fullmatch(name)
+    }
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from babylon.serving.openai_wire import (
     error_message,
     for_engine,
     other_parts,
+    parse_chat,
     unknown_fields,
 )
 
@@ -155,3 +156,26 @@ def test_a_body_is_refused_at_one_depth_whatever_comes_later() -> None:
 )
 def test_any_error_response_has_a_message(body: bytes, message: str) -> None:
     assert error_message(body) == message
+
+
+def constrained(schema: object, *, tool: bool) -> dict[str, object]:
+    chat: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    more = {"tools": [function], "tool_choice": "required"} if tool else {"response_format": form}
+    return chat | more
+
+
+@pytest.mark.parametrize("tool", [True, False])
+def test_a_schema_whose_grammar_would_take_all_memory_is_refused(tool: bool) -> None:
+    """``{"multipleOf": 999983}`` kept the engine busy for a minute, and larger ones for ever.
+    A client that left did not stop it, and six such calls stopped all others."""
+    together = {"allOf": [{"multipleOf": 317}, {"properties": {"x": {"multipleOf": 313.0}}}]}
+    for schema in ({"multipleOf": 1_000_000_007}, {"multipleOf": 12.3457}, together):
+        with pytest.raises(RequestError, match="common multiple of at most 10000") as caught:
+            parse_chat(constrained({"type": "number", **schema}, tool=tool))
+        assert caught.value.status == 400
+    usual = [{"multipleOf": one} for one in (5, 0.01, 1_000_000, 0.25, 12, "x", -2, 0, True)]
+    parse_chat(constrained({"anyOf": usual}, tool=tool))
+    free = constrained({"multipleOf": 1_000_000_007}, tool=True) | {"tool_choice": "auto"}
+    parse_chat(free)  # no grammar is made

@@ -149,7 +149,9 @@ async def test_a_judge_of_this_machine_has_its_own_time_for_an_answer(tmp_path, 
     @asynccontextmanager
     async def slow(path, log_file):
         async with LoopbackJudge(Mind(scale=SCALE, delay_s=0.3)) as judge:
-            yield LocalJudge(base_url=judge.base_url, name="mine", context_tokens=4096)
+            yield LocalJudge(
+                base_url=judge.base_url, api_key="none", name="mine", context_tokens=4096
+            )
 
     monkeypatch.setattr("babylon.stages.train_judge.local_judge", slow)
     monkeypatch.setattr("babylon.scoring.judge.cached_judge._BACKOFF_S", 0.0)

@@ -131,7 +131,8 @@ class TraceReceiver:
         batch = await asyncio.to_thread(
             lambda: _Batch(caller, told_spans(encoding, unpacked(headers, body)))
         )
-        known = await trajectories_of(self._store, {span.trace_id for span, *_ in batch.told})
+        traces = {span.trace_id for span, *_ in batch.told}
+        known = await trajectories_of(self._store, caller.key_id, traces)
         rejected, why = batch.rejected, batch.why
         for trajectory_id, spans in batch.by_trajectory(known).items():
             try:

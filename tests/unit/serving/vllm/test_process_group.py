@@ -75,3 +75,28 @@ async def test_all_processes_end_with_the_supervisor() -> None:
 
 def test_exit_code_is_the_commands() -> None:
     assert subprocess.run([*RUN, "exit(7)"]).returncode == 7
+
+
+def test_the_command_sees_no_secret_of_other_services_and_what_tunes_vllm() -> None:
+    secrets = [
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "WANDB_API_KEY",
+        "GITHUB_TOKEN",
+        "SSH_AUTH_SOCK",
+    ]
+    kept = [
+        "VLLM_API_KEY",
+        "CUDA_VISIBLE_DEVICES",
+        "TOKENIZERS_PARALLELISM",
+        "HF_HOME",
+        "NCCL_DEBUG",
+    ]
+    given = subprocess.run(
+        [*RUN, "import os; print(*os.environ)"],
+        env={**os.environ, **dict.fromkeys([*secrets, *kept], "0")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert {*kept, "PATH"} <= {*given} and not {*secrets} & {*given}
