@@ -15,10 +15,11 @@ from babylon.core.processes import SUPERVISOR, exit_with_supervisor
 
 _OWN_VARIABLES = (SUPERVISOR, "PYTHONPATH", "PYTHONHOME")
 # Hundreds of variables tune vLLM, CUDA, NCCL and torch, and no list has all of them. Those with
-# secrets are known by their names. vLLM's own, such as ``VLLM_API_KEY``, stay.
+# secrets are known by their names. ``VLLM_API_KEY`` is vLLM's own, and ``HF_TOKEN`` opens a gated
+# base model.
 _SECRETS = re.compile(
     r"(?:AWS|AZURE|GOOGLE|PREFECT|WANDB)_.+|PG[A-Z]+"
-    r"|(?!VLLM_)(?:.+_)?(?:AUTH|CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN)S?(?:_.+)?"
+    r"|(?!VLLM_|HF_)(?:.+_)?(?:AUTH|CREDENTIAL|KEY|PASSWORD|SECRET|TOKEN)S?(?:_.+)?"
 )
 GRACE_S = 8.0  # between SIGTERM and SIGKILL; a supervisor waits longer than this
 

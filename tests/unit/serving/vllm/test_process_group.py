@@ -89,7 +89,7 @@ def test_the_command_sees_no_secret_of_other_services_and_what_tunes_vllm() -> N
         "VLLM_API_KEY",
         "CUDA_VISIBLE_DEVICES",
         "TOKENIZERS_PARALLELISM",
-        "HF_HOME",
+        "HF_TOKEN",
         "NCCL_DEBUG",
     ]
     given = subprocess.run(
