@@ -51,6 +51,8 @@ def show(
     json: Json = False,
 ) -> None:
     """Every setting, its value, and the place that the value comes from. Secrets are masked."""
+    if markdown and json:
+        raise typer.BadParameter("--markdown prints a page: not with --json")
     if markdown:
         print(settings_markdown(), end="")
         return

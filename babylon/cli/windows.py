@@ -47,7 +47,13 @@ def list_(
     json: Json = False,
 ) -> None:
     """List windows: state, owner, counts, and the reason for the state. Nothing is written."""
-    from babylon.cli.windows_page import print_late, print_windows, read_windows, record
+    from babylon.cli.windows_page import (
+        left_behind,
+        print_late,
+        print_windows,
+        read_windows,
+        record,
+    )
     from babylon.stages.checked_rows import CheckedRows
     from babylon.stages.readiness import Page
     from babylon.store.holds import running_hold
@@ -75,6 +81,8 @@ def list_(
         print_json({**page, "late": late} if include_late else page)
         return
     print_windows(reports)
+    if old := left_behind(reports, settings.windows):
+        print(old)
     if holding:
         print(holding)
     if older:
@@ -94,7 +102,12 @@ def check(
     json: Json = False,
 ) -> None:
     """Print READY FOR TRAINING, or what is missing. The exit code is 1 if no window is ready."""
-    from babylon.cli.windows_page import print_windows, read_windows, waiting_with_rejections
+    from babylon.cli.windows_page import (
+        left_behind,
+        print_windows,
+        read_windows,
+        waiting_with_rejections,
+    )
     from babylon.stages.checked_rows import CheckedRows
 
     settings = _settings(min_agents, min_actions, window_minutes)
@@ -122,6 +135,8 @@ def check(
             print(f"ALARM {stale}")
         if clock.hidden:
             print(_hidden_sessions(clock.hidden, settings.windows.grace_s))
+        if old := left_behind(reports, settings.windows):
+            print(old)
         print(_conclusion(ready, settings.windows.min_agents, lookback_hours))
     raise typer.Exit(0 if ready else 1)
 
@@ -241,8 +256,13 @@ def resume(json: Json = False) -> None:
     """End the hold."""
     from babylon.store.holds import end_hold
 
-    ended = with_store(load_settings(), end_hold, user_name())
-    show_values({"resumed": "training goes on" if ended else "there was no hold"}, json)
+    settings = load_settings()
+    ended = with_store(settings, end_hold, user_name())
+    goes_on = (
+        f"training goes on with the windows of the last {settings.windows.lookback_hours} h;"
+        " `babylon windows check` names older ones that are ready"
+    )
+    show_values({"resumed": goes_on if ended else "there was no hold"}, json)
 
 
 def _settings(agents: int | None, actions: int | None, minutes: int | None = None) -> Settings:

@@ -104,6 +104,26 @@ def waiting_with_rejections(reports: Sequence[WindowReport]) -> list[WindowRepor
     return [r for r in reports if r.state not in FINISHED and r.rejections]
 
 
+def left_behind(reports: Sequence[WindowReport], windows: WindowSettings) -> str:
+    """Name the windows that are ready and too old for every schedule; empty if there are none.
+
+    A hold, an outage or an experiment may have lasted longer than the lookback.
+    """
+    old = [
+        report.window_id
+        for report in reports
+        if report.ready
+        and report.minutes == windows.minutes
+        and (report.age_s or 0.0) >= windows.lookback_hours * 3600
+    ]
+    if not old:
+        return ""
+    return (
+        f"{len(old)} ready windows ended more than LOOKBACK_HOURS={windows.lookback_hours} ago, so"
+        f" no schedule trains them: `babylon train --mode backfill --from {old[0]} --to {old[-1]}`"
+    )
+
+
 def record(report: WindowReport) -> dict[str, object]:
     """Return a window for JSON, without the samples of its rejections."""
     fields = {**asdict(report), "rejected": report.rejected, "ready": report.ready}

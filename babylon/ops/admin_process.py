@@ -26,7 +26,8 @@ async def run(settings: Settings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         checks = checks_under(settings)
-        admin = admin_app(store, settings.home, checks)
+        publishes = settings.publish.repository is not None
+        admin = admin_app(store, settings.home, checks, publishes=publishes)
         StatusPage(store, settings.home, checks).add_to(admin)
         config = server_config(admin, host="127.0.0.1", port=settings.serving.admin_port)
         await uvicorn.Server(config).serve()

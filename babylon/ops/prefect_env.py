@@ -156,7 +156,6 @@ def served_environment(home: Home, api: PrefectApi, environ: Mapping[str, str]) 
             # another user.
             "PREFECT_SERVER_UI_STATIC_DIRECTORY": str(home.root / "prefect" / "ui"),
             "PREFECT_WORKER_QUERY_SECONDS": "2",
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
             # By default only events are removed, and logs and pages grow for ever.
             "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
             "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": str(RETENTION_S),
@@ -201,6 +200,8 @@ def _quiet(home: Path) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_LOCAL_STORAGE_PATH": str(results(home)),
+        # A server ends a run that missed three of them. Prefect's default is longer than those.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
         "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_CLIENT_MAX_RETRIES": "7",  # four minutes, until a server that died is back

@@ -21,11 +21,14 @@ from babylon.core.windows import (
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import WindowReport, window_reports
 from babylon.store import Store
-from babylon.store.connection import read_clock
+from babylon.store.connection import read_clock, require_game_tables
 from babylon.store.holds import running_hold
 from babylon.store.late import note_late
+from babylon.store.play_in_use import IN_TIME
+from babylon.store.windows import get_window
 
 log = logging.getLogger("babylon.flows")
+_PLAYED = f"SELECT EXISTS (SELECT FROM trajectories WHERE {IN_TIME})"
 
 
 async def pending_windows(
@@ -72,7 +75,8 @@ async def window_to_train(
     that closed: its training then fails with the reason.
 
     Raises:
-        WindowError: the id is not a window's, or names one that is only judged again.
+        WindowError: the id is not a window's, or names one that is only judged again, or one that
+            nobody played or claimed.
         WindowNotReadyError: rows of the named window may still arrive, or training is on hold and
             none is named.
     """
@@ -80,7 +84,9 @@ async def window_to_train(
     if window_id is not None:
         window = parse_window_id(window_id, windows.minutes)
         check_settled(window, clock, windows.grace_s)
-        return replace(window, recipe=_checked(window.recipe or windows.recipe))
+        window = replace(window, recipe=_checked(window.recipe or windows.recipe))
+        await _check_played(store, window)
+        return window
     if holding := await running_hold(store):
         raise WindowNotReadyError(f"{holding}; a window that you name is trained all the same")
     since = clock.now - timedelta(hours=windows.lookback_hours)
@@ -115,6 +121,18 @@ async def _waiting(
         for report in ours
         if report.ready or _is_half_finished(report)
     ]
+
+
+async def _check_played(store: Store, window: Window) -> None:
+    """Refuse a mistyped window: its claim would leave a row, and news of a skipped window."""
+    if await get_window(store, window.id) is not None:
+        return
+    require_game_tables(store)
+    if not await store.game.fetchval(_PLAYED, window.start, window.end):
+        raise WindowError(
+            f"window {window.id} has no play: nothing that is recorded began in it;"
+            " `babylon windows list` names the windows that have some"
+        )
 
 
 def _checked(recipe: str) -> str:

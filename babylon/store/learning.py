@@ -46,15 +46,24 @@ async def count_fates(store: Store) -> dict[str, int]:
 
 
 async def window_learning(store: Store, window_id: str) -> list[Learning]:
-    """Return the fates of a window's trajectories, in the order of their ids."""
-    rows = await store.pool.fetch(
-        "SELECT trajectory_id, policy_version, fate FROM babylon.learning WHERE window_id = $1"
-        " ORDER BY trajectory_id",
-        window_id,
-    )
+    """Return the fates of a window's trajectories, in the order of their ids.
+
+    A free one is among those of every window that collected it.
+    """
+    rows = await store.pool.fetch(_OF_WINDOW, window_id)
     return [Learning(**row) for row in rows]
 
 
+# The view finds the free ones of a window by sorting those of all windows.
+_OF_WINDOW = """
+SELECT trajectory_id, policy_version, fate FROM babylon.learning
+WHERE window_id = $1 AND fate <> 'free'
+UNION ALL
+SELECT trajectory_id, NULL, 'free' FROM babylon.collected c WHERE window_id = $1
+AND NOT EXISTS (SELECT FROM babylon.trained t WHERE t.trajectory_id = c.trajectory_id)
+AND NOT EXISTS (SELECT FROM babylon.released r WHERE r.trajectory_id = c.trajectory_id)
+ORDER BY 1
+"""
 _POLICIES = """
 SELECT p.policy_version, p.parent_version, p.window_id, f.fate,
        (coalesce(t.n, 0) + coalesce(r.n, 0))::int AS trajectories,

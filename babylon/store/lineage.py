@@ -64,8 +64,9 @@ async def trained_into(store: Store, version: int, trajectory_ids: Sequence[str]
 
 async def windows_trained_into(store: Store, version: int) -> frozenset[str]:
     """Return the keys of the windows on which the policy, or one it descends from, was trained."""
-    rows = await store.pool.fetch(
-        f"{_LINE} SELECT DISTINCT window_id FROM babylon.trained JOIN line USING (batch_id)",
+    rows = await store.pool.fetch(  # `trained` has a row for each trajectory of every year
+        f"{_LINE} SELECT DISTINCT window_id FROM babylon.policies JOIN line USING (policy_version)"
+        " WHERE window_id IS NOT NULL",
         version,
     )
     return frozenset(row["window_id"] for row in rows)

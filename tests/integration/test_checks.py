@@ -16,6 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+import babylon.deployment.checks.golden_prompts as golden_module
 from babylon.core.settings import Settings
 from babylon.deployment.checks.check_policy import check_policy
 from babylon.deployment.checks.check_result import Checked
@@ -391,6 +392,20 @@ async def test_golden_prompts_differ_in_agent(store: Store, settings: Settings) 
     newest = [f"busy {number}" for number in (11, 10, 9, 8, 7, 6)]
     assert texts == ["busy 3", newest[0], "late", *newest[1:]]
     assert golden == await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
+
+
+async def test_golden_prompts_are_looked_for_among_the_newest_calls_only(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls of a champion that serves for weeks would be read if its prompts are too long."""
+    monkeypatch.setattr(golden_module, "_READ", 3)
+    await ensure_base(store, uri="/base", base_model="tiny")
+    too_long = {"prompt_token_ids": [5] * (golden_module.MOST_PROMPT_TOKENS + 1)}
+    calls = [call(f"long {n}", number=n, **too_long) for n in (2, 3)]
+    await insert_calls(store, [call("old", number=0), call("new", number=1), *calls])
+    golden = await golden_prompts(store, settings.evaluation, await get_policy(store, 0))
+    texts = [prompt.messages[0]["content"] for prompt in golden]
+    assert texts[0] == "new" and "old" not in texts
 
 
 async def test_the_simulators_prompts_fill_up_too_few(store: Store, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from babylon.core.windows import parse_window_id
 from babylon.evaluation.arena.held_out import held_out_play
 from babylon.evaluation.tasks import task_gate
 from babylon.store import Store
+from babylon.store.lineage import windows_trained_into
 from babylon.store.policies import ensure_base, get_policy
 from babylon.store.published import withhold
 from babylon.store.windows import claim_window
@@ -142,3 +143,17 @@ async def test_an_evaluator_gets_play_of_no_hour_that_the_challengers_line_was_t
     with pytest.raises(ArenaError, match="made no worlds"):  # it has play, and does not use it
         await judged(other)
     assert got == ["09"]
+
+
+async def test_the_hours_of_a_line_are_read_without_the_trajectories_of_all_years(
+    store: Store, settings: Settings
+) -> None:
+    """``trained`` has a row for each, for ever: a gate that reads them all gets slower each day."""
+    first = await trained_window(store, settings, 9)
+    await trained_window(store, settings, 10)
+    last = await trained_window(store, settings, 11, parent=first.policy_version)
+    await store.pool.execute("ALTER TABLE babylon.trained RENAME TO hidden")
+    assert await windows_trained_into(store, last.policy_version) == {
+        "2025-11-14T09:00",
+        "2025-11-14T11:00",
+    }

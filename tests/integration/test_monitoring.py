@@ -6,7 +6,8 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,17 @@ async def scrape(store: Store, settings: Settings) -> Metrics:
         metrics=dict.fromkeys([*names, "duration_minutes"], 0.0),
         health=WindowHealth(window_id="w", minutes=60, figures={"agents": 3.0}),
     )
-    return exported(of_gateway, flow_metrics(busy).decode())
+    return exported(of_gateway, flow_metrics(busy, publishes=True).decode())
+
+
+async def test_a_publication_is_told_for_a_week_once_publish_to_is_unset(store: Store) -> None:
+    """After that, the alert NoPublishing would tell for ever of what somebody stopped."""
+    flow = await read_flow_state(store)
+    name = "babylon_published_timestamp_seconds"
+    for days, told in ((3, True), (8, False)):
+        old = replace(flow, published_at=datetime.now(UTC) - timedelta(days=days))
+        assert name in exported(flow_metrics(old, publishes=True).decode())
+        assert (name in exported(flow_metrics(old, publishes=False).decode())) is told
 
 
 async def test_every_metric_label_and_state_of_dashboard_and_alerts_is_exported(

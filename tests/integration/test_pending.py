@@ -2,10 +2,13 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from babylon.core.errors import WindowError
 from babylon.core.windows import Clock, Window, WindowState, backoff, parse_window_id
 from babylon.stages.pending import pending_windows, window_to_train
 from babylon.store.late import store_collected
-from babylon.store.windows import claim_window, get_window, release, set_state
+from babylon.store.windows import claim_window, get_window, list_windows, release, set_state
 from tests.integration.game import insert_real_window
 
 NOW = datetime(2025, 11, 14, 12, 5, tzinfo=UTC)
@@ -72,6 +75,18 @@ async def test_with_nothing_to_do_the_last_window_to_close_says_why(store, setti
     assert (
         await window_to_train(store, settings.windows, settings.quality, clock=CLOCK)
     ).id == "2025-11-14T11:00"
+
+
+async def test_a_mistyped_window_is_refused_and_leaves_no_row(store, settings):
+    await insert_real_window(store)
+    arguments = (store, settings.windows, settings.quality)
+    for mistyped in ("2024-11-14T09:00", "2024-11-14T09:00+short"):
+        with pytest.raises(WindowError, match=r"2024-11-14T09:00 has no play: nothing .* began"):
+            await window_to_train(*arguments, mistyped, clock=CLOCK)
+    assert await list_windows(store) == []
+    assert (await window_to_train(*arguments, NINE, clock=CLOCK)).id == NINE
+    await half_finish(store, EIGHT)  # its play may be removed since
+    assert (await window_to_train(*arguments, EIGHT, clock=CLOCK)).id == EIGHT
 
 
 async def test_a_window_waits_until_its_last_rows_had_time_to_arrive(store, settings):

@@ -14,6 +14,7 @@ from babylon.stages.claim import claimed
 from babylon.stages.deploy import deploy_checkpoint
 from babylon.store import Store
 from babylon.store.attempts import list_attempts
+from babylon.store.learning import window_learning
 from babylon.store.line import take_line
 from babylon.store.policies import (
     champion,
@@ -78,6 +79,25 @@ async def fates(store: Store) -> dict[str, str]:
     rows = await store.pool.fetch("SELECT DISTINCT window_id, fate FROM babylon.learning")
     assert len(rows) == len({row["window_id"] for row in rows})
     return {row["window_id"]: row["fate"] for row in rows}
+
+
+async def test_free_trajectories_are_shown_of_each_window_that_collected_them(
+    store: Store,
+) -> None:
+    """They are found by the window's own rows: those of all windows took seconds to sort."""
+    nine, ten = await scored(store, NINE), await scored(store, TEN)
+    await train(store, nine, 0)
+    for claim in (nine, ten):
+        await store.pool.executemany(
+            "INSERT INTO babylon.collected VALUES ($1, $2)",
+            [(claim.window_id, f"{NINE}-2"), (claim.window_id, "free")],
+        )
+    found = {
+        window: [(one.trajectory_id, one.fate) for one in await window_learning(store, window)]
+        for window in (NINE, TEN)
+    }
+    trained = [(f"{NINE}-{number}", "in a candidate") for number in range(3)]
+    assert found == {NINE: [*trained, ("free", "free")], TEN: [("free", "free")]}
 
 
 async def test_of_two_siblings_one_is_deployed_and_the_other_trained_again(store: Store) -> None:

@@ -261,6 +261,21 @@ async def test_check_ends_in_one_clear_line_and_an_exit_code(store, command):
     assert (code, json.loads(text)["ready"]) == (1, False)
 
 
+async def test_ready_windows_that_no_schedule_trains_are_named_with_the_command_that_does(
+    store, command, monkeypatch
+):
+    """After a hold or an experiment of over a week, nothing said that they wait for a hand."""
+    await insert_real_window(store)
+    trains = f"`babylon train --mode backfill --from {WINDOW.id} --to {WINDOW.id}`"
+    for page in ("list", "check"):
+        _, text = await command(page)
+        assert "1 ready windows ended more than LOOKBACK_HOURS=168 ago, so no schedule" in text
+        assert trains in " ".join(text.split())
+    monkeypatch.setenv("LOOKBACK_HOURS", "800000")
+    for page in ("list", "check"):
+        assert "no schedule" not in (await command(page))[1]
+
+
 async def test_late_trajectories_are_counted_and_named(store, command):
     await insert_trajectories(store, {"trajectoryId": "one"})
     held = await claim(store)

@@ -1,6 +1,7 @@
 """The variables of Prefect in deploy/kubernetes, compared with those that ``babylon up`` sets."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,16 @@ def test_a_node_has_as_long_to_come_as_a_run_may_be_pending() -> None:
     template = json.loads((BASE / "gpu-job-template.json").read_text())
     given = template["variables"]["properties"]["pod_watch_timeout_seconds"]["default"]
     assert given == STALE_RUNS["babylon: crash runs stuck in pending"][2]
+
+
+def test_a_base_model_of_the_hub_is_fetched_to_a_volume() -> None:
+    """The file systems of the images are read-only, and by default the hub's cache is in one."""
+    text = (BASE.parents[1] / "images" / "Containerfile").read_text()
+    caches = re.findall(r"\bHF_HOME=(\S+)", text)
+    assert len(caches) == text.count("BABYLON_HOME=") == 2
+    assert "/" in variables()["BASE_MODEL"]  # of the hub
+    for name, container in pods().items():
+        if {"secretRef": {"name": "babylon"}} in container["envFrom"]:  # it may load a model
+            places = [one["mountPath"] for one in container["volumeMounts"]]
+            for cache in caches:
+                assert any(cache.startswith(f"{place}/") for place in places), name

@@ -133,8 +133,10 @@ def _admin_route(store: Store, keys: KeyRing) -> type[APIRoute]:
     return AdminRoute
 
 
-def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
-    """The application, with its schema at ``/openapi.json``."""
+def admin_app(
+    store: Store, home: Home, run_checks: RunChecks, *, publishes: bool = False
+) -> FastAPI:
+    """The application, with its schema at ``/openapi.json``. ``publishes``: PUBLISH_TO is set."""
     route = _admin_route(store, KeyRing(local_key(home.root)))
     bearer = Depends(HTTPBearer(auto_error=False))  # only for the schema: the route checks the key
     admin = APIRouter(prefix="/admin", route_class=route, dependencies=[bearer], responses=_ERRORS)
@@ -199,7 +201,8 @@ def admin_app(store: Store, home: Home, run_checks: RunChecks) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics of training for Prometheus. They need no key, because the port is on loopback."""
-        return Response(flow_metrics(await read_flow_state(store)), media_type=CONTENT_TYPE)
+        flow = await read_flow_state(store)
+        return Response(flow_metrics(flow, publishes=publishes), media_type=CONTENT_TYPE)
 
     return app
 

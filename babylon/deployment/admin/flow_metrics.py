@@ -1,6 +1,7 @@
 """Prometheus metrics of training: windows, freshness of play, health of the data, last update."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -12,9 +13,16 @@ from babylon.store.flow_state import FlowState
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _STORED = [state for state in WindowState if state not in (WindowState.OPEN, WindowState.CLOSING)]
 
+# Without PUBLISH_TO here, publishing was stopped, or another host or a block names the repository:
+# a publication that fails there is told for so long.
+_PUBLISHED_ELSEWHERE = timedelta(days=7)
 
-def flow_metrics(flow: FlowState) -> bytes:
-    """Return the metrics in Prometheus' text format 0.0.4. All are gauges, read from Postgres."""
+
+def flow_metrics(flow: FlowState, *, publishes: bool) -> bytes:
+    """Return the metrics in Prometheus' text format 0.0.4. All are gauges, read from Postgres.
+
+    ``publishes``: ``PUBLISH_TO`` is set here.
+    """
     registry = CollectorRegistry()
 
     def gauge(name: str, documentation: str, value: float) -> None:
@@ -44,11 +52,12 @@ def flow_metrics(flow: FlowState) -> bytes:
             "End of the work on the newest finished window.",
             flow.finished_at.timestamp(),
         )
-    if flow.published_at:
+    newest = flow.published_at
+    if newest and (publishes or datetime.now(UTC) - newest < _PUBLISHED_ELSEWHERE):
         gauge(
             "published_timestamp_seconds",
             "When a window was last entered in the ledger of the dataset.",
-            flow.published_at.timestamp(),
+            newest.timestamp(),
         )
     family("window_metric", "Metrics of the newest finished window.", "metric", flow.metrics)
     if health := flow.health:

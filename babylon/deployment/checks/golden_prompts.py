@@ -30,6 +30,7 @@ SAMPLES = 8  # replies to each prompt; seven malformed ones of 64 are beyond cha
 MOST_REPLY_TOKENS = 256
 MOST_PROMPT_TOKENS = 2048  # the trainer computes each prompt under three models
 _RECENT = 256  # newest calls to choose from
+_READ = 10_000  # newest calls of the champion among which those are looked for
 _SEED, _APART = 20_001, 7  # simulated chats: seed, and decisions between two prompts
 _TOOLS = ("tools", "functions")
 
@@ -57,14 +58,18 @@ async def golden_prompts(
     rows = await store.pool.fetch(
         "SELECT agent_id, messages, max_tokens, response, parameters,"
         " cardinality(prompt_token_ids) AS prompt_length,"
-        " cardinality(completion_token_ids) AS length FROM babylon.calls"
-        " WHERE policy_version = $1 AND arm = 'champion' AND agent_id IS NOT NULL"
+        " cardinality(completion_token_ids) AS length FROM"
+        # A fleet whose prompts are all too long would have every call of the champion read.
+        " (SELECT * FROM babylon.calls WHERE policy_version = $1"
+        " ORDER BY started_at DESC LIMIT $4) AS newest"
+        " WHERE arm = 'champion' AND agent_id IS NOT NULL"
         " AND response <> '' AND finish_reason IN ('stop', 'length')"
         " AND cardinality(prompt_token_ids) BETWEEN 1 AND $2"
         " ORDER BY started_at DESC LIMIT $3",
         champion.policy_version,
         min(MOST_PROMPT_TOKENS, context - 1),
         _RECENT,
+        _READ,
     )
     recorded = _recorded([dict(row) for row in rows], context)
     if len(recorded) == PROMPTS:

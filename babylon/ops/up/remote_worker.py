@@ -22,6 +22,7 @@ from babylon.core.settings import Settings
 from babylon.ops.prefect_env import prefect_api
 from babylon.ops.up.health import long_session, until_healthy
 from babylon.ops.up.prefect_setup import create_pools, set_up_prefect
+from babylon.ops.up.runs import end, own_runs
 from babylon.ops.up.services import clear_scratch, environment, worker_service
 from babylon.ops.up.take_up import take_up_lost
 from babylon.ops.up.teller import Teller
@@ -42,7 +43,7 @@ class RemoteWorker:
     pool: str
 
     async def run(self) -> None:
-        """Work until SIGINT or SIGTERM. A worker that dies is started again.
+        """Work until SIGINT or SIGTERM, which end the runs too. A worker that dies starts again.
 
         The pools are created if they are missing. A worker of the pool ``cpu`` also applies the
         deployments, hands lost windows to another worker, and tells news, as a supervisor does.
@@ -83,6 +84,9 @@ class RemoteWorker:
                 teller = Teller(settings, http, api)
                 await stack.enter_async_context(in_background(teller.set_up_and_tell()))
             await stop.wait()
+            running = own_runs()
+        # A worker that stops leaves them, and they would hold the GPU beside the next one's.
+        await asyncio.to_thread(end, running)
 
     def _require_shared(self) -> None:
         needed = {

@@ -43,14 +43,25 @@ def stop_runs(home: Path) -> int:
     A run that gets SIGTERM gives its window back, so that another run may begin it at once.
     """
     left = [one for processes in run_processes(home).values() for one in processes]
-    for process in left:
+    end(left)
+    return len(left)
+
+
+def own_runs() -> list[psutil.Process]:
+    """Return the processes of the runs of this process's workers, while those live."""
+    ours = {one.pid for one in psutil.Process().children(recursive=True)}
+    return [one for found in run_processes().values() for one in found if one.pid in ours]
+
+
+def end(processes: Collection[psutil.Process]) -> None:
+    """Send SIGTERM, and SIGKILL to those that do not end in time."""
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(left, timeout=_GRACE_S)
+    _, alive = psutil.wait_procs(processes, timeout=_GRACE_S)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    return len(left)
 
 
 async def end_dead_runs(http: aiohttp.ClientSession, api: PrefectApi) -> None:

@@ -162,6 +162,8 @@ def test_wrong_usage_is_an_object_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert exit_code("windows", "list", "--min-agents", "1", "--json") == 2
     captured = capsys.readouterr()
     assert "--min-agents" in json.loads(captured.out)["error"] and captured.err
+    assert exit_code("config", "show", "--markdown", "--json") == 2  # a page is no object
+    assert "--markdown" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_an_argument_that_is_no_text_is_refused_and_a_file_of_that_name_is_not(

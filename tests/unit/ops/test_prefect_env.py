@@ -14,11 +14,13 @@ from babylon.core.settings_loading import load_settings
 from babylon.ops.prefect_env import (
     RETENTION_S,
     PrefectApi,
+    inline_environment,
     prefect_api,
     remove_old_results,
     results,
     served_environment,
 )
+from babylon.ops.up.prefect_setup import STALE_RUNS
 from babylon.ops.up.services import services
 
 CLOUD = "https://api.prefect.cloud/api/accounts/one/workspaces/two"
@@ -49,6 +51,19 @@ def test_the_pages_of_prefect_cloud_lie_on_another_host() -> None:
     assert PrefectApi(url=CLOUD).ui == "https://app.prefect.cloud/account/one/workspace/two"
     assert PrefectApi(url="http://127.0.0.1:4200/api").ui == "http://127.0.0.1:4200"
     assert PrefectApi(url="https://api.lan/prefect/api").ui == "https://api.lan/prefect"
+
+
+def test_a_run_of_the_command_line_sends_the_heartbeats_that_the_server_waits_for(
+    tmp_path: Path,
+) -> None:
+    """By default it sends one in 180 s, and was marked as crashed after 90 s of work."""
+    for environment in (
+        inline_environment(tmp_path),
+        served_environment(Home(tmp_path), api_of(tmp_path), {}),
+    ):
+        every_s = int(environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        beats = [within for after, _, within in STALE_RUNS.values() if after == "heartbeat"]
+        assert beats and all(3 * every_s <= within for within in beats)
 
 
 def test_the_home_makes_one_password_that_opens_its_own_server_only(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Workers of a machine of its own, and the GPUs that each of them gets."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from babylon.core.errors import ServingError
+from babylon.core.processes import lives
 from babylon.core.settings_loading import load_settings
 from babylon.ops.prefect_env import PrefectApi
 from babylon.ops.up import remote_worker, teller
@@ -78,6 +82,50 @@ async def test_workers_of_the_pool_cpu_tell_news_because_no_supervisor_runs(
     assert telling.is_set() is tells
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
+
+
+async def test_a_worker_that_is_stopped_ends_its_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prefect's worker leaves them: a trainer went on unseen, beside that of the next worker."""
+    run = tmp_path / "run"
+    script = f"PREFECT__FLOW_RUN_ID=one sleep 300 & echo $! > {run}.part; mv {run}.part {run}; wait"
+
+    @asynccontextmanager
+    async def block(*_: object, **__: object) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def worker(*_: object, **__: object) -> AsyncIterator[None]:
+        process = await asyncio.create_subprocess_exec("sh", "-c", script)
+        while not run.exists():
+            await asyncio.sleep(0.02)
+        yield
+        process.kill()  # as one that did not stop in time
+        await process.wait()
+
+    async def done(*_: object) -> None:
+        pass
+
+    async def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(remote_worker, "open_store", block)
+    monkeypatch.setattr(remote_worker, "supervised", worker)
+    for name in ("create_pools", "until_healthy"):
+        monkeypatch.setattr(remote_worker, name, done)
+    monkeypatch.setattr(remote_worker, "keep_logs_small", stopped)
+    monkeypatch.setattr(remote_worker, "check", lambda _: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    settings = load_settings(
+        home=tmp_path / "home",
+        artifact_store=f"file://{tmp_path}/bucket",
+        database={"url": "postgresql://x@127.0.0.1/x"},
+        prefect={"api_url": "http://127.0.0.1:4200/api"},
+    )
+    await asyncio.wait_for(RemoteWorker(settings, "gpu").run(), 60)
+    left = int(run.read_text())
+    assert not (psutil.pid_exists(left) and lives(psutil.Process(left)))
 
 
 async def test_alerts_whose_block_is_missing_are_set_up_later(
