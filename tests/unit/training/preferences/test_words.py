@@ -27,7 +27,7 @@ from babylon.training.preferences.objective import Preferences
 from babylon.training.teacher_prompt import teacher_prompt
 from babylon.training.update import update_checkpoint
 from babylon.training.update_result import Update
-from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.tiny_policy import tiny_model, tiny_tokenizer
 from tests.unit.training.grpo.trees import naive_logprobs
 from tests.unit.training.grpo.windows import relative_error, trained_gradient, window
 from tests.unit.training.grpo.windows import update as updated
@@ -155,11 +155,6 @@ def words() -> tuple[DecisionWords, ...]:
     ]
     said: Said = {("hold", None): [REASON], ("buy", 0): [TRUTH]}
     return tuple(decision_words(rows(), played, said))
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def learn(parent: Path, target: Path, objective: Objective, **changes: Any) -> Update:
