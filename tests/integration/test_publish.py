@@ -22,7 +22,6 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     Call,
     TrainingRow,
-    Trajectory,
     training_rows,
     trajectory_row,
 )
@@ -51,6 +50,7 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.training_window import compile_window
 from tests.hub_double import HubState
 from tests.tiny_policy import tiny_tokenizer
+from tests.trajectories import a_trajectory
 
 REPOSITORY = "datasets/owner/play"
 WINDOW = "2025-11-14T09:00"
@@ -59,10 +59,9 @@ NEXT_DAY = "2025-11-15T00:00"
 
 def played(window_id: str, agent: str, text: str = "HOLD") -> dict[str, object]:
     start = parse_window_id(window_id).start
-    trajectory = Trajectory(
-        trajectory_id=f"{window_id}-{agent}", agent_id=agent, window_id=window_id,
-        scenario_id=window_id, start=start, end=start, pnl_usd=len(agent) * 1.5, wins=1, trades=2,
-        actions=1, steps=1,
+    trajectory = a_trajectory(
+        f"{window_id}-{agent}", agent_id=agent, window_id=window_id, scenario_id=window_id,
+        start=start, end=start, pnl_usd=len(agent) * 1.5, wins=1, trades=2, actions=1,
         calls=(
             Call(
                 step=0, messages=({"role": "user", "content": f"{agent}: what now?"},),
