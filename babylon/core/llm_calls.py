@@ -10,9 +10,9 @@ import msgspec
 
 JsonObject: TypeAlias = dict[str, object]
 Message: TypeAlias = dict[str, object]
-_LONGEST_WORD = 16  # characters: "medium" is a setting, a name with its address is not
 """One chat message as it was sent: OpenAI's JSON object. Its content may be text, a list of parts,
 or null beside tool calls."""
+_LONGEST_WORD = 16  # characters: "medium" is a setting, a name with its address is not
 
 Purpose = Literal["action", "reasoning", "evaluation", "response"]
 PURPOSES: frozenset[str] = frozenset(get_args(Purpose))
