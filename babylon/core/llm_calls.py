@@ -19,6 +19,11 @@ PURPOSES: frozenset[str] = frozenset(get_args(Purpose))
 POLICY_PURPOSES = PURPOSES - {"evaluation"}  # the policy did not answer an evaluation
 
 
+def object_of(value: object) -> JsonObject:
+    """Return a decoded JSON object, empty if the value is none."""
+    return value if isinstance(value, dict) else {}
+
+
 class LlmCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
     """One chat request inside a step.
 
