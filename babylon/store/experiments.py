@@ -171,7 +171,7 @@ async def steps_of(game: Connection, trajectory_ids: Sequence[str]) -> dict[str,
         ' WHERE "trajectoryId" = ANY($1::text[])',
         list(trajectory_ids),
     )
-    return dict(rows)
+    return {name: text for name, text in rows}
 
 
 async def scores_of(connection: Connection, trajectory_ids: Sequence[str]) -> dict[str, float]:
@@ -181,7 +181,7 @@ async def scores_of(connection: Connection, trajectory_ids: Sequence[str]) -> di
         " WHERE trajectory_id = ANY($1::text[]) ORDER BY trajectory_id, window_id",
         list(trajectory_ids),
     )
-    return dict(rows)
+    return {name: score for name, score in rows}
 
 
 async def keep_review(
