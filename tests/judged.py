@@ -1,16 +1,15 @@
 """Trajectories with a known order, for judging without a database."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from random import Random
 
 import msgspec
 
 from babylon.core.llm_calls import LlmCall
-from babylon.core.trajectories import Call, Trajectory
+from babylon.core.trajectories import Call
 from babylon.scoring.judge.judgment import JudgeConfig, JudgedTrajectory, load_rubric
+from tests.trajectories import a_trajectory
 
-THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 SCALE = (-100.0, 100.0)  # of the P&L, for the loopback judge's mind
 
 
@@ -53,19 +52,15 @@ def chat(name, turns, tool_calls=()):
 def judged(name, pnl_usd, steps=(), *, scenario="s", knowledge=None):
     steps = steps or (step(0, said=f"I am {name}.", prompt="m1 Will it rain?\nYES price 0.40"),)
     return JudgedTrajectory(
-        trajectory=Trajectory(
-            trajectory_id=f"t-{name}",
+        trajectory=a_trajectory(
+            f"t-{name}",
             agent_id=f"a-{name}",
-            window_id="2025-11-14T09:00",
             scenario_id=scenario,
-            start=THEN,
-            end=THEN,
             pnl_usd=pnl_usd,
             wins=1,
             trades=2,
             actions=1,
             steps=len(steps),
-            calls=(),
         ),
         steps=tuple(steps),
         knowledge=knowledge or {},

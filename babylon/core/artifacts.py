@@ -40,9 +40,8 @@ _LARGE = frozenset({"steps_json", "logs_json", "gateway_json", "calls_json", "ga
 class ArtifactWriter:
     """Writes one artifact: ``with ArtifactWriter(...) as writer: writer.write(frame)``.
 
-    After the block ``writer.artifact`` is the manifest of
-    ``directory/<window>-<stage>-<digest>.parquet``. Without a directory it is the home's
-    ``artifacts``. When the block raises, no file is left.
+    After the block ``writer.artifact`` is the manifest of ``<window>-<stage>-<digest>.parquet`` in
+    the home's ``artifacts``. When the block raises, no file is left.
     A thread compresses rows while the caller makes the next ones; the next call raises its errors.
     With ``async with`` the file is also closed and hashed in a thread.
     """
@@ -56,11 +55,9 @@ class ArtifactWriter:
         *,
         window_id: str,
         stage: str = "",
-        directory: Path | None = None,
     ) -> None:
         make_home(home.root)
-        directory = directory or home.artifacts
-        directory.mkdir(parents=True, exist_ok=True)
+        home.artifacts.mkdir(parents=True, exist_ok=True)
         self._home = home
         self._window_id = window_id
         self._stem = "-".join(filter(None, (window_id.replace(":", "-"), stage)))
@@ -69,7 +66,7 @@ class ArtifactWriter:
         self._lock = threading.Lock()  # a cancelled caller leaves while its write still runs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parquet")
         self._behind: Future[None] | None = None
-        self._path = directory / f".{self._stem}-{uuid.uuid4().hex}.tmp"
+        self._path = home.artifacts / f".{self._stem}-{uuid.uuid4().hex}.tmp"
         self._parquet = pq.ParquetWriter(
             self._path,
             self._schema,
@@ -158,12 +155,9 @@ def write_artifact(
     *,
     window_id: str,
     stage: str = "",
-    directory: Path | None = None,
 ) -> Artifact:
     """Write one frame as an artifact."""
-    with ArtifactWriter(
-        home, frame.schema, window_id=window_id, stage=stage, directory=directory
-    ) as writer:
+    with ArtifactWriter(home, frame.schema, window_id=window_id, stage=stage) as writer:
         for part in frame.iter_slices(_ROWS_AT_A_TIME):
             writer.write(part)
     return writer.artifact
@@ -175,14 +169,11 @@ def rewrite_artifact(
     change: Callable[[pl.DataFrame], pl.DataFrame],
     *,
     stage: str = "",
-    directory: Path | None = None,
 ) -> Artifact:
     """Write a new artifact from ``change`` applied to each part of this one."""
     with _verified(home, artifact) as file:
         schema = change(_frame(file.schema_arrow.empty_table())).schema
-        with ArtifactWriter(
-            home, schema, window_id=artifact.window_id, stage=stage, directory=directory
-        ) as writer:
+        with ArtifactWriter(home, schema, window_id=artifact.window_id, stage=stage) as writer:
             for batch in _parts(file):
                 writer.write(change(_frame(batch)))
     return writer.artifact

@@ -141,6 +141,15 @@ def server_account(home: Path) -> pwd.struct_passwd:
     return pwd.getpwnam("nobody")
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_directory(path: Path, mode: int = 0o777) -> None:
     """Make ``path``, with ``mode`` less the umask, and its missing parents.
 

@@ -10,13 +10,18 @@ import msgspec
 
 JsonObject: TypeAlias = dict[str, object]
 Message: TypeAlias = dict[str, object]
-_LONGEST_WORD = 16  # characters: "medium" is a setting, a name with its address is not
 """One chat message as it was sent: OpenAI's JSON object. Its content may be text, a list of parts,
 or null beside tool calls."""
+_LONGEST_WORD = 16  # characters: "medium" is a setting, a name with its address is not
 
 Purpose = Literal["action", "reasoning", "evaluation", "response"]
 PURPOSES: frozenset[str] = frozenset(get_args(Purpose))
 POLICY_PURPOSES = PURPOSES - {"evaluation"}  # the policy did not answer an evaluation
+
+
+def object_of(value: object) -> JsonObject:
+    """Return a decoded JSON object, empty if the value is none."""
+    return value if isinstance(value, dict) else {}
 
 
 class LlmCall(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):

@@ -1,4 +1,4 @@
-"""Rows of a dataset read back: as trajectories, and as the trainer's input."""
+"""The trajectories of a dataset, read back."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from babylon.core.errors import ConfigError
-from babylon.core.trajectories import TrainingRow
-from babylon.dataset.messages import call_of
 from babylon.dataset.schema import TRAJECTORIES
 
 _PORTION = 50
@@ -50,19 +48,3 @@ def read_rows(place: Path, columns: list[str] | None = None) -> Iterator[dict[st
             raise ConfigError(
                 f"{file} is damaged or no Parquet file ({error}): remove it, or name others"
             ) from error
-
-
-def training_rows_of(place: Path, window_id: str) -> list[TrainingRow]:
-    """Return a window's rows as the trainer takes them. Ground truth is not read."""
-    columns = ["trajectory_id", "agent_id", "window_id", "scenario_id", "score", "calls"]
-    return [
-        TrainingRow(
-            trajectory_id=row["trajectory_id"],
-            agent_id=row["agent_id"],
-            scenario_id=row["scenario_id"],
-            score=row["score"],
-            calls=tuple(call_of(call) for call in row["calls"]),
-        )
-        for row in read_rows(place, columns)
-        if row["window_id"] == window_id
-    ]

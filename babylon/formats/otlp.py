@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from babylon.core.llm_calls import JsonObject
+from babylon.core.llm_calls import JsonObject, object_of
 from babylon.formats.trace import Document, ImportFileError, LeaveOut, refuse
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -132,7 +132,7 @@ def _records(
     """Yield (place, record, attributes of the program) of every record of a kind."""
     place = document.place
     for i, group in enumerate(_list(place, document.value, f"resource{kind}")):
-        resource = _attributes(place, _object(group.get("resource")))
+        resource = _attributes(place, object_of(group.get("resource")))
         for j, scope in enumerate(_list(place, group, f"scope{kind}")):
             for k, raw in enumerate(_list(place, scope, leaf)):
                 yield f"{place}: resource{kind}[{i}].scope{kind}[{j}].{leaf}[{k}]", raw, resource
@@ -185,7 +185,7 @@ def read_span(found: RawSpan) -> Span:
         attributes=attributes,
         resource=resource,
         events=events,
-        error=_error(_object(raw.get("status")), attributes),
+        error=_error(object_of(raw.get("status")), attributes),
     )
 
 
@@ -231,15 +231,11 @@ def _value(place: str, value: object) -> object:
         case "intValue":
             return _integer(place, inner)
         case "arrayValue":
-            return [_value(place, item) for item in _list(place, _object(inner), "values")]
+            return [_value(place, item) for item in _list(place, object_of(inner), "values")]
         case "kvlistValue":
-            pairs = _list(place, _object(inner), "values")
+            pairs = _list(place, object_of(inner), "values")
             return {str(pair.get("key")): _value(place, pair.get("value")) for pair in pairs}
     raise ImportFileError(f"{place}: attribute value of kind {kind!r} is unknown")
-
-
-def _object(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}
 
 
 def _list(place: str, owner: JsonObject, key: str) -> list[JsonObject]:

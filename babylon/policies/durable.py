@@ -11,15 +11,6 @@ import torch
 from safetensors import SafetensorError
 
 
-def sync(path: Path) -> None:
-    """Flush a file, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def written(path: Path) -> Iterator[None]:
     """Context that writes this file or directory, and removes it if the body fails.

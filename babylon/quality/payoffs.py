@@ -39,13 +39,13 @@ from dataclasses import dataclass, field
 from math import fsum
 from typing import NamedTuple
 
+from babylon.core.llm_calls import object_of
 from babylon.core.trajectories import Payoff
 from babylon.quality.correctness import Outcomes
 from babylon.quality.decode import GameStep
 from babylon.quality.traded import (
     CLOSING,
     MOST,
-    fields_of,
     market_of,
     number,
     number_of,
@@ -212,4 +212,4 @@ class _Book:
 
 
 def _pnl(step: GameStep) -> float:
-    return number(fields_of(step.action.result).get("pnl")) or 0.0
+    return number(object_of(step.action.result).get("pnl")) or 0.0

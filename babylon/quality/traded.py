@@ -1,5 +1,6 @@
 """Readers of a trade's free-form ``parameters`` and ``result``."""
 
+from babylon.core.llm_calls import object_of
 from babylon.quality.decode import GameAction
 
 OPENING, CLOSING, DECISION = ("BUY", "OPEN"), ("SELL", "CLOSE"), "TRADING_DECISION"
@@ -13,25 +14,21 @@ def market_of(action: GameAction) -> str | None:
 
 def market_in(parameters: object) -> str | None:
     """Return the name of the question or perpetual that an action's parameters hold."""
-    known = fields_of(parameters)
+    known = object_of(parameters)
     name = known.get("marketId") or known.get("ticker")
     return name if isinstance(name, str) else None
 
 
 def side_of(action: GameAction) -> str:
     """Return ``YES``, ``NO``, ``LONG``, ``SHORT``, or what else the action names."""
-    parameters = fields_of(action.parameters)
+    parameters = object_of(action.parameters)
     return str(parameters.get("side") or parameters.get("outcome")).upper()
 
 
 def number_of(action: GameAction, key: str) -> float | None:
     """Return a positive number of the result, else of the parameters that were asked for."""
-    result, parameters = fields_of(action.result), fields_of(action.parameters)
+    result, parameters = object_of(action.result), object_of(action.parameters)
     return positive(result.get(key)) or positive(parameters.get(key))
-
-
-def fields_of(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
 
 
 def positive(value: object) -> float | None:

@@ -68,10 +68,7 @@ class CheckedRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CheckedRows:
-    """The results of a home. Without a home nothing is remembered.
-
-    ``decoded`` counts the rows that were decoded.
-    """
+    """The results of a home. Without a home nothing is remembered."""
 
     def __init__(self, quality: QualitySettings, home: Home | None = None) -> None:
         self._quality = quality
@@ -79,7 +76,6 @@ class CheckedRows:
         if home is not None:
             self._path = home.root / "cache" / f"checked-{_fingerprint(quality)}.msgpack"
         self._known: dict[str, CheckedRow] = {}
-        self.decoded = 0
 
     async def check(
         self, store: Store, rows: Iterable[tuple[NarrowRow, Window]]
@@ -104,7 +100,6 @@ class CheckedRows:
         return {row["trajectory_id"]: GameRow(**row) for row in await store.game.fetch(_WIDE, ids)}
 
     def _decode(self, row: NarrowRow, wide: GameRow, window: Window) -> Rejection | None:
-        self.decoded += 1
         verdict = check_row(wide, window, self._quality)
         found = CheckedRow(row.version, _name(window))
         if isinstance(verdict, Rejection):

@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from babylon.core.errors import ModelError
-from babylon.core.home import make_home
+from babylon.core.home import make_home, sync
 from babylon.policies.checkpoint_files import local_directory
 
 Progress = Callable[[int, int], None]
@@ -137,7 +137,7 @@ def make_embedded_model(
     target = directory / recipe.name
     if target.exists():
         return target
-    from babylon.policies.durable import sync, written
+    from babylon.policies.durable import written
     from babylon.training.embedded_model import train_embedded_model
 
     model, tokenizer = train_embedded_model(recipe, progress)

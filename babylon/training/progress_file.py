@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor
 
 from babylon.core.errors import BabylonError
 from babylon.core.failpoints import failpoint
-from babylon.core.home import Home
+from babylon.core.home import Home, sync
 from babylon.core.objects import publish
 from babylon.core.trajectories import TrainingRow
-from babylon.policies.durable import save_tensors, sync, written
+from babylon.policies.durable import save_tensors, written
 from babylon.training.damaged import damage_logged
 from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import RecordState

@@ -38,9 +38,10 @@ from transformers.pytorch_utils import Conv1D
 
 from babylon.core.errors import ModelError
 from babylon.core.failpoints import failpoint
+from babylon.core.home import sync
 from babylon.core.learning_settings import Precision
 from babylon.policies.checkpoint_files import adapter_base, make_portable
-from babylon.policies.durable import save_tensors, sync, written
+from babylon.policies.durable import save_tensors, written
 from babylon.policies.load import is_adapter, load_policy, quiet_ranks
 from babylon.training.damaged import damage_logged
 from babylon.training.grpo.shards import collected, with_states

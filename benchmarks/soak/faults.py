@@ -82,10 +82,6 @@ class Faults:
         self._down = asyncio.Semaphore(AT_A_TIME)
         self.struck: list[Fault] = []
 
-    @property
-    def kills(self) -> int:
-        return sum(1 for one in self.struck if one.target in TARGETS)
-
     async def strike_for_ever(self, volume: Path | None) -> None:
         """Strike all targets. ``volume``: the home's own small disk, which is filled up."""
         async with asyncio.TaskGroup() as group:

@@ -21,7 +21,7 @@ from babylon.core.errors import BabylonError
 from babylon.core.game_rows import UNTRAINED
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
-from babylon.core.trajectories import TRAJECTORY_SCHEMA, Trajectory, trajectory_row
+from babylon.core.trajectories import TRAJECTORY_SCHEMA, trajectory_row
 from babylon.core.types import Claim, Collected, Scored, Trained, Verdict
 from babylon.core.windows import DONE, Window, WindowState
 from babylon.flows import eight_stages as stages
@@ -38,6 +38,7 @@ from babylon.store.connection import UNREACHABLE
 from babylon.store.windows import list_windows, set_state
 from tests.faults.letters import learnt_letter
 from tests.speaking_policy import save_speaking_policy
+from tests.trajectories import a_trajectory
 
 STEP_S = 0.02  # the longest pause in a stage
 _SCORED = {**TRAJECTORY_SCHEMA, "score": pl.Float64}
@@ -154,19 +155,14 @@ def _take_the_place_of_tasks(store: Store) -> None:
 
 
 def _row(trajectory_id: str, window: Window) -> dict[str, object]:
-    trajectory = Trajectory(
-        trajectory_id=trajectory_id,
+    trajectory = a_trajectory(
+        trajectory_id,
         agent_id="player",
         window_id=window.id,
         scenario_id=window.id,
         start=window.start,
         end=window.end,
-        pnl_usd=0.0,
-        wins=0,
-        trades=0,
-        actions=0,
         steps=0,
-        calls=(),
     )
     return {**trajectory_row(trajectory, game_json="[]", knowledge_json="{}"), "score": 0.0}
 

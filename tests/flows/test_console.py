@@ -24,19 +24,22 @@ async def test_the_listener_hears_stages_and_steps(played: Settings, workshop: W
     assert (WINDOW, "train", 1, 2) in heard
 
 
-def test_a_backfill_shows_windows_done_and_stages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Console(file=StringIO(), force_terminal=True, width=100)
+def shown(monkeypatch: pytest.MonkeyPatch, *events: tuple[str, str, int, int]) -> str:
+    """All that the terminal gets."""
+    written = StringIO()
+    terminal = Console(file=written, force_terminal=True, width=100)
     monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
     with stage_progress():
         hear = listener.get()
         assert hear is not None
-        for event in [("run", "windows", 0, 3), (WINDOW, "train", 3, 20), ("run", "windows", 1, 3)]:
+        for event in events:
             hear(*event)
-        hear("2025-11-14T10:00", "collect", 0, 0)
-    assert isinstance(terminal.file, StringIO)
-    last = terminal.file.getvalue().split("windows")[-1]
+    return written.getvalue()
+
+
+def test_a_backfill_shows_windows_done_and_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ("run", "windows", 0, 3), (WINDOW, "train", 3, 20), ("run", "windows", 1, 3)
+    last = shown(monkeypatch, *done, ("2025-11-14T10:00", "collect", 0, 0)).split("windows")[-1]
     assert "1/3" in last and "2025-11-14T10:00" in last and WINDOW not in last
 
 
@@ -44,39 +47,14 @@ def test_a_backfill_shows_windows_done_and_stages(
 def test_a_stage_that_few_windows_have_is_named_and_breaks_nothing(
     monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
-    with stage_progress():
-        hear = listener.get()
-        assert hear is not None
-        hear(WINDOW, "score", 0, 0)
-        hear(WINDOW, stage, 0, 0)
-    assert isinstance(terminal.file, StringIO)
-    assert stage in terminal.file.getvalue()
+    assert stage in shown(monkeypatch, (WINDOW, "score", 0, 0), (WINDOW, stage, 0, 0))
 
 
-def test_months_of_windows_show_only_the_present_bar(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
-    with stage_progress():
-        hear = listener.get()
-        assert hear is not None
-        for hour in range(24):
-            for stage in STAGES:
-                hear(f"2025-11-14T{hour:02}:00", stage, 0, 0)
-    assert isinstance(terminal.file, StringIO)
-    last = terminal.file.getvalue().split("\x1b[?25h")[0].split("\x1b[2K")[-1]
+def test_months_of_windows_show_only_the_present_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [(f"2025-11-14T{hour:02}:00", stage, 0, 0) for hour in range(24) for stage in STAGES]
+    last = shown(monkeypatch, *events).split("\x1b[?25h")[0].split("\x1b[2K")[-1]
     assert "T23:00" in last and "T22:00" not in last
 
 
 def test_retention_after_all_windows_has_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Console(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("babylon.cli.progress.stderr", terminal)
-    with stage_progress():
-        hear = listener.get()
-        assert hear is not None
-        hear("busy-lemur", "retire", 0, 0)
-    assert isinstance(terminal.file, StringIO)
-    assert "busy-lemur" not in terminal.file.getvalue()
+    assert "busy-lemur" not in shown(monkeypatch, ("busy-lemur", "retire", 0, 0))

@@ -22,7 +22,6 @@ from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
     Call,
     TrainingRow,
-    Trajectory,
     trajectory_row,
 )
 from babylon.core.types import OffPolicy, Scored, Trained
@@ -49,6 +48,7 @@ from babylon.training.sft import fine_tune
 from tests.deployments import commit_under
 from tests.exported import news_buyer
 from tests.tiny_policy import plain_logprobs
+from tests.trajectories import a_trajectory
 
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
 TRAINING = TrainingSettings()
@@ -215,18 +215,15 @@ async def recorded(
             completion_token_ids=tuple(completion),
             logprobs=tuple(plain_logprobs(model, prompt, completion).tolist()),
         )
-        trajectory = Trajectory(
-            trajectory_id=f"{trained.claim.window_id}-{number}",
+        trajectory = a_trajectory(
+            f"{trained.claim.window_id}-{number}",
             agent_id=f"a{number}",
             window_id=trained.claim.window_id,
             scenario_id=f"s{number // 8}",
             start=NOON,
             end=NOON,
             pnl_usd=2000.0 * (reply == wins),
-            wins=0,
-            trades=0,
             actions=1,
-            steps=1,
             calls=(call,),
         )
         rows.append(trajectory_row(trajectory, game_json="[]", knowledge_json="{}"))

@@ -35,6 +35,7 @@ from babylon.tasks.promise import promise_kept
 from babylon.tasks.stage import stage
 from tests.deployments import announced, outcomes, serving, three_policies, verdict
 from tests.integration.test_gate_worlds import played
+from tests.trajectories import a_trajectory
 from tests.unit.serving.gateway.calls import CALL
 
 CHAMPION = 2
@@ -65,20 +66,7 @@ async def put_in_force(store: Store, version: int) -> None:
 def by(policy: int, name: str) -> Trajectory:
     call = Call(step=0, messages=(), response="", policy_version=policy)
     own = parse_window_id("2025-11-14T08:00")
-    return Trajectory(
-        trajectory_id=name,
-        agent_id=name,
-        window_id=own.id,
-        scenario_id="s",
-        start=own.start,
-        end=own.end,
-        pnl_usd=0.0,
-        wins=0,
-        trades=0,
-        actions=0,
-        steps=1,
-        calls=(call,),
-    )
+    return a_trajectory(name, window_id=own.id, start=own.start, end=own.end, calls=(call,))
 
 
 async def test_worlds_that_the_champion_played_are_played_by_the_policy_before(

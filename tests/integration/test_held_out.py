@@ -24,6 +24,7 @@ from babylon.store.policies import ensure_base, get_policy
 from babylon.store.published import withhold
 from babylon.store.windows import claim_window
 from tests.deployments import commit_under
+from tests.trajectories import a_trajectory
 
 AGENTS = ("ann", "bo", "cy")
 NOON = datetime(2025, 11, 14, 12, tzinfo=UTC)
@@ -59,20 +60,7 @@ async def trained_window(
         metrics={},
     )
     plays = [
-        Trajectory(
-            trajectory_id=f"{hour}-{agent}",
-            agent_id=agent,
-            window_id=window.id,
-            scenario_id="s",
-            start=NOON,
-            end=NOON,
-            pnl_usd=0.0,
-            wins=0,
-            trades=0,
-            actions=0,
-            steps=1,
-            calls=(),
-        )
+        a_trajectory(f"{hour}-{agent}", agent_id=agent, window_id=window.id, start=NOON, end=NOON)
         for agent in AGENTS
     ]
     rows = [trajectory_row(play, game_json="[]", knowledge_json="{}") for play in plays]

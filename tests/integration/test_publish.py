@@ -22,7 +22,6 @@ from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     Call,
     TrainingRow,
-    Trajectory,
     training_rows,
     trajectory_row,
 )
@@ -35,9 +34,10 @@ from babylon.dataset import publish as publishing
 from babylon.dataset.build import build_tables, build_windows, selection_of, windows_of
 from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.hub import Hub
+from babylon.dataset.messages import call_of
 from babylon.dataset.performance import performance_rows
 from babylon.dataset.publish import publish_days, publishing_status
-from babylon.dataset.rows import training_rows_of
+from babylon.dataset.rows import read_rows
 from babylon.dataset.schema import SCHEMAS
 from babylon.dataset.table_file import TableName, split_of, write_table
 from babylon.dataset.trajectories import Selection
@@ -51,6 +51,7 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.training_window import compile_window
 from tests.hub_double import HubState
 from tests.tiny_policy import tiny_tokenizer
+from tests.trajectories import a_trajectory
 
 REPOSITORY = "datasets/owner/play"
 WINDOW = "2025-11-14T09:00"
@@ -59,10 +60,9 @@ NEXT_DAY = "2025-11-15T00:00"
 
 def played(window_id: str, agent: str, text: str = "HOLD") -> dict[str, object]:
     start = parse_window_id(window_id).start
-    trajectory = Trajectory(
-        trajectory_id=f"{window_id}-{agent}", agent_id=agent, window_id=window_id,
-        scenario_id=window_id, start=start, end=start, pnl_usd=len(agent) * 1.5, wins=1, trades=2,
-        actions=1, steps=1,
+    trajectory = a_trajectory(
+        f"{window_id}-{agent}", agent_id=agent, window_id=window_id, scenario_id=window_id,
+        start=start, end=start, pnl_usd=len(agent) * 1.5, wins=1, trades=2, actions=1,
         calls=(
             Call(
                 step=0, messages=({"role": "user", "content": f"{agent}: what now?"},),
@@ -878,6 +878,14 @@ def batch_digest(rows: list[TrainingRow]) -> str:
     return blake2b(repr((window.calls, window.advantages, window.groups)).encode()).hexdigest()
 
 
+def loaded_rows(settings: Settings) -> list[TrainingRow]:
+    names = ("trajectory_id", "agent_id", "scenario_id", "score")
+    return [
+        TrainingRow(**{name: row[name] for name in names}, calls=tuple(map(call_of, row["calls"])))
+        for row in read_rows(settings.home.datasets)
+    ]
+
+
 async def test_an_unscrubbed_window_loads_back_as_the_same_batch(
     store: Store, settings: Settings
 ) -> None:
@@ -886,8 +894,8 @@ async def test_an_unscrubbed_window_loads_back_as_the_same_batch(
     (scored,) = await windows_of(store)
     recorded = training_rows(settings.home, scored.artifact)
     await build_tables(store, settings.home, scored, Selection(safe=False))
-    loaded = training_rows_of(settings.home.datasets, WINDOW)
+    loaded = loaded_rows(settings)
     assert loaded == recorded and batch_digest(loaded) == batch_digest(recorded)
     await build_tables(store, settings.home, scored, Selection())
-    scrubbed = training_rows_of(settings.home.datasets, WINDOW)
+    scrubbed = loaded_rows(settings)
     assert "example.com" not in str(scrubbed) and scrubbed[0].calls[0].retokenized

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from babylon.cli import main
 from babylon.core.errors import DatabaseError
 from babylon.core.types import Rejection
 from babylon.core.windows import Clock, WindowState
+from babylon.stages import checked_rows
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.readiness import window_reports
 from babylon.store import open_store
@@ -327,14 +329,17 @@ async def test_show_names_a_done_windows_refused_and_late_rows(store, settings, 
     assert [row["trajectory_id"] for row in shown["late_trajectories"]] == ["late"]
 
 
-async def test_a_row_is_decoded_once_until_it_changes(store, settings):
+async def test_a_row_is_decoded_once_until_it_changes(store, settings, monkeypatch):
     await insert_real_window(store)
+    check = Mock(wraps=checked_rows.check_row)
+    monkeypatch.setattr(checked_rows, "check_row", check)
 
     async def decoded(**quality: int) -> tuple[int, dict[str, int]]:
+        check.reset_mock()
         checked = CheckedRows(settings.replace(quality=quality).quality, settings.home)
         clock = Clock(now=AFTER)
         (report,) = await window_reports(store, settings.windows, checked, clock=clock)
-        return checked.decoded, report.rejected
+        return check.call_count, report.rejected
 
     assert await decoded() == (15, {"no_llm_call": 10})
     assert await decoded() == (0, {"no_llm_call": 10})

@@ -33,6 +33,7 @@ from babylon.store import Store, open_store
 from babylon.store.policies import commit_policy, ensure_base, set_verdict
 from tests.integration.game import WINDOW, insert_real_window
 from tests.tiny_policy import tiny_model, tiny_tokenizer
+from tests.trajectories import a_trajectory
 
 NINE = datetime(2025, 11, 14, 9, tzinfo=UTC)
 CENT = 0.01
@@ -381,10 +382,7 @@ def test_a_trajectory_is_the_policy_s_that_all_its_known_calls_are_from() -> Non
             Call(step=i, messages=(), response="x", policy_version=version)
             for i, version in enumerate(versions)
         ]
-        return Trajectory(
-            trajectory_id=name, agent_id=name, window_id=WINDOW.id, scenario_id="s", start=NINE,
-            end=NINE, pnl_usd=pnl, wins=1, trades=2, actions=3, steps=3, calls=tuple(calls),
-        )  # fmt: skip
+        return a_trajectory(name, pnl_usd=pnl, calls=tuple(calls))
 
     rows = list(
         played_rows(

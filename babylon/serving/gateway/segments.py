@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
+from babylon.core.home import sync
 from babylon.serving.gateway import earlier_segments
 from babylon.store.calls import CALL_COLUMNS, RecordedCall, copy_line
 
@@ -96,7 +97,7 @@ class Segment:
                 os.pwrite(descriptor, ZEROS, start)
             os.pwrite(descriptor, COLUMNS, 0)
             part.rename(path)
-            _sync_directory(directory)
+            sync(directory)
         except OSError:  # a full disk does not stay full of a file that nobody uses
             part.unlink(missing_ok=True)
             os.close(descriptor)
@@ -211,14 +212,6 @@ def _damage(rest: bytes) -> str | None:
         return TORN
     length = _HEAD.unpack_from(rest)[0]
     return TORN if len(rest) < _HEAD.size + length < MAX_RECORD_BYTES else DAMAGED
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def try_to_write(directory: Path) -> None:

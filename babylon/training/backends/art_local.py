@@ -13,8 +13,8 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from babylon.core.errors import TrainingError, WindowNotReadyError, reason_of
+from babylon.core.home import sync
 from babylon.policies.checkpoint_files import adapter_base, make_portable
-from babylon.policies.durable import sync
 from babylon.training.backends.art_window import art_limits, art_window
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.backends.trainer_requirements import require_art_local

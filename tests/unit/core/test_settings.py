@@ -36,14 +36,6 @@ def test_services_do_not_read_what_was_written_into_the_file_since(
     assert load_settings() != given
 
 
-def test_an_unknown_deployment_strategy_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("DEPLOYMENT_STRATEGY", "shadow")
-    with pytest.raises(ConfigError, match=r"DEPLOYMENT_STRATEGY='shadow'.*'ab' or 'canary'"):
-        load_settings()
-
-
 def test_minutes_win_over_hours_in_child_processes_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,7 +49,7 @@ def test_minutes_win_over_hours_in_child_processes_too(
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "port"), [("http://localhost:8000", 8000), ("http://127.0.0.1", 80)]
+    ("endpoint", "port"), [("http://localhost:8000/", 8000), ("http://127.0.0.1", 80)]
 )
 def test_endpoint_port(endpoint: str, port: int) -> None:
     assert load_settings(serving={"endpoint": endpoint}).serving.endpoint_port == port
@@ -78,10 +70,7 @@ def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> No
         ("WINDOW_DURATION_HOURS", "1e300", "less than or equal to 24"),
         ("WINDOW_DURATION_HOURS", "0.32", "15, 30, 60"),
         ("TRAINER", "verl", "'torch', 'serverless' or 'art-local'"),
-        ("LOSS", "dpo", "'ppo_clip', 'cispo', .* or 'reinforce_is'"),
-        ("TRANSFER_LAYERS", "head", "'all', 'attention' or 'ffn'"),
-        ("ADVANTAGE", "z", "'leave_one_out', 'group_std' or 'batch_std'"),
-        ("CALL_WEIGHT", "x", "'trajectory', 'token',"),
+        ("DEPLOYMENT_STRATEGY", "shadow", "'ab' or 'canary'"),
         ("MAX_STALENESS", "3", "less than or equal to 2"),
         ("WARMUP_STEPS", "-1", "greater than or equal to 0"),
         ("MAX_TOKENS", "0", "greater than or equal to 1"),
@@ -89,7 +78,6 @@ def test_endpoint_beyond_loopback_is_refused_with_its_value(endpoint: str) -> No
         ("RETENTION_DAYS", "999999", "less than or equal to 36600"),  # no date is so long ago
         ("WINDOW_GRACE_SECONDS", "1e300", "less than or equal to 878400"),
         ("LEASE_SECONDS", "1e15", "less than or equal to 878400"),
-        ("WANDB_MODE", "shared", "'offline', 'online' or 'disabled'"),
         ("LOCAL_ENDPOINT", "http://localhost:8000/v1", "LOCAL_ENDPOINT=http://localhost:8000$"),
     ],
 )
@@ -101,12 +89,6 @@ def test_a_value_that_every_run_would_fail_on_is_refused_at_once(
         ConfigError, match=f"^bad setting: {variable}='{value}': (?!Value).*{remedy}"
     ):
         load_settings()
-
-
-def test_an_endpoint_may_end_with_a_slash() -> None:
-    assert (
-        load_settings(serving={"endpoint": "http://localhost:8000/"}).serving.endpoint_port == 8000
-    )
 
 
 @pytest.mark.parametrize("objective", PAIRS_ALONE)
@@ -216,16 +198,6 @@ def test_a_file_of_another_encoding_is_named_with_the_line(tmp_path: Path) -> No
         load_settings(home=tmp_path)
 
 
-def test_a_bad_option_is_named_as_a_setting_and_a_bad_variable_as_a_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(ConfigError, match=r"^bad setting: windows.minutes=7: "):
-        load_settings(windows={"minutes": 7})
-    monkeypatch.setenv("WINDOW_MINUTES", "7")
-    with pytest.raises(ConfigError, match=r"^bad setting: WINDOW_MINUTES='7': "):
-        load_settings()
-
-
 def test_overrides_merge_by_group_and_a_copy_is_validated() -> None:
     merged = merge_overrides({"windows": {"minutes": 15}, "seed": 1}, {"windows": {"frequency": 2}})
     assert merged == {"windows": {"minutes": 15, "frequency": 2}, "seed": 1}
@@ -239,11 +211,6 @@ def test_no_two_settings_share_a_variable() -> None:
     variables = [variable_of(field) for _, _, field in fields()]
     assert len(set(variables)) == len(variables)
     assert all((field.description or "").endswith(".") for _, _, field in fields())
-
-
-def test_a_port_that_no_address_has_names_its_variable() -> None:
-    with pytest.raises(ConfigError, match=r"api_url.*Port out of range"):
-        load_settings(prefect={"api_url": "http://127.0.0.1:65536/api"})
 
 
 @pytest.mark.parametrize(
@@ -273,7 +240,7 @@ def test_the_engine_of_this_machine_is_asked_where_it_listens(
 
 
 def test_a_bad_address_is_named_without_its_password() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=r"api_url.*Port out of range") as refused:
         load_settings(prefect={"api_url": "http://me:sk-secret@prefect:65536/api"})
     assert "://********@prefect:65536/api" in str(refused.value)
     assert "sk-secret" not in str(refused.value)

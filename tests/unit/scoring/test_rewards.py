@@ -1,6 +1,5 @@
 import math
 import sys
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ from msgspec.structs import replace
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.settings import JudgeSettings
 from babylon.core.settings_loading import load_settings
-from babylon.core.trajectories import Payoff, Trajectory
+from babylon.core.trajectories import Payoff
 from babylon.core.types import Artifact, Rejection
 from babylon.scoring.judge.budget import BudgetSpentError
 from babylon.scoring.judge.judge_scorers import _by_heuristic
@@ -23,25 +22,12 @@ from babylon.scoring.scorer import (
     rewards_json,
     score,
 )
+from tests.trajectories import a_trajectory
 
-THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
-
-def trajectory(number, pnl_usd=0.0, wins=0, trades=0, actions=0, steps=10, drawdown_usd=0.0):
-    return Trajectory(
-        trajectory_id=f"t{number}",
-        agent_id=f"a{number}",
-        window_id="2025-11-14T09:00",
-        scenario_id="s",
-        start=THEN,
-        end=THEN,
-        pnl_usd=pnl_usd,
-        wins=wins,
-        trades=trades,
-        actions=actions,
-        steps=steps,
-        calls=(),
-        drawdown_usd=drawdown_usd,
+def trajectory(number, pnl_usd=0.0, **fields):
+    return a_trajectory(
+        f"t{number}", agent_id=f"a{number}", pnl_usd=pnl_usd, **{"steps": 10, **fields}
     )
 
 
@@ -115,7 +101,7 @@ def test_one_lucky_trade_does_not_make_the_others_equal():
 def test_the_step_that_makes_a_play_an_outlier_answers_for_it(sign: int) -> None:
     """Where all earn, one ruinous trade is the play's fault, and its other trades are as good."""
 
-    def agent(number: int, *paid: float) -> Trajectory:
+    def agent(number: int, *paid: float):
         steps = tuple(Payoff(step=n, pnl_usd=sign * usd) for n, usd in enumerate(paid))
         return replace(trajectory(number, pnl_usd=sign * sum(paid)), payoffs=steps)
 

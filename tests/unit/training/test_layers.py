@@ -18,16 +18,10 @@ from babylon.training.trainable import (
     tune_only,
 )
 from babylon.training.update import update_checkpoint
-from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.test_update import CONFIG, rows
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 FFN = {"gate_proj", "up_proj", "down_proj"}
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def tune(parent: Path, target: Path, tuning: Tuning, layers: TransferLayers) -> Path:

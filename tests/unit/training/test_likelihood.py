@@ -1,4 +1,3 @@
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -11,9 +10,9 @@ from babylon.core.trajectories import Call, Trajectory
 from babylon.training.grpo.forward import PolicyForward
 from babylon.training.likelihood import log_ratios
 from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model
+from tests.trajectories import a_trajectory
 
 PROMPT = (257, 10, 20, 30)
-NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +35,7 @@ def call(*completion: int, seed: int = 0, temperature: float = 1.0) -> Call:
 
 
 def trajectory(name: str, *calls: Call) -> Trajectory:
-    return Trajectory(
-        trajectory_id=name,
-        agent_id="a",
-        window_id="w",
-        scenario_id="s",
-        start=NOON,
-        end=NOON,
-        pnl_usd=0.0,
-        wins=0,
-        trades=0,
-        actions=0,
-        steps=len(calls),
-        calls=calls,
-    )
+    return a_trajectory(name, steps=len(calls), calls=calls)
 
 
 def test_a_policy_makes_its_own_play_neither_likelier_nor_less(policy: Path) -> None:

@@ -47,7 +47,7 @@ from babylon.training.trainable import DEFAULT_OPTIONS, Tuning
 from babylon.training.update import Update
 from babylon.training.update_result import Excluded
 from tests.ports import free_port
-from tests.tiny_policy import save_tiny_policy, tiny_model
+from tests.tiny_policy import tiny_model
 from tests.unit.training.grpo.windows import update, window
 from tests.unit.training.test_resume import compared, rows
 
@@ -60,11 +60,6 @@ CONFIG = TrainerConfig(
     stop_clip_fraction=1.0,
     max_tokens=64,
 )
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def job(parent: Path, target: Path, tuning: Tuning = "lora") -> UpdateJob:

@@ -19,7 +19,6 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.diagnostics import UpdateRecord
 from babylon.training.trainable import Tuning, load_trainable, save_checkpoint
 from babylon.training.update import Update, update_checkpoint
-from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.grpo.windows import TIMINGS
 from tests.unit.training.test_update import call
 
@@ -112,11 +111,6 @@ def killed_after(steps: int, parent: Path, target: Path, tuning: Tuning, _: Trai
 
 def compared(update: Update) -> dict[str, object]:
     return {k: v for k, v in asdict(update.report).items() if k not in TIMINGS}
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 @pytest.fixture

@@ -28,17 +28,12 @@ from babylon.training.trainable import (
     save_checkpoint,
 )
 from babylon.training.update import update_checkpoint
-from tests.tiny_policy import save_tiny_policy, tiny_tokenizer
+from tests.tiny_policy import tiny_tokenizer
 from tests.unit.training.grpo.architectures import architecture
 from tests.unit.training.grpo.trees import call
 from tests.unit.training.test_update import CONFIG, rows
 
 CALLS = [call([5, 6, 7, 8], [9, 10, 11]), call([5, 6, 7, 12], [13, 14])]
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from babylon.training.grpo.config import TrainerConfig
 from babylon.training.grpo.train_report import TrainReport
 from babylon.training.trainable import Tuning, load_trainable
 from babylon.training.update import scored_trajectories, update_checkpoint
-from tests.tiny_policy import plain_logprobs, save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.tiny_policy import plain_logprobs, tiny_model, tiny_tokenizer
 
 MESSAGES = (Message(role="system", content="Trade."), Message(role="user", content="m1 0.50"))
 CONFIG = TrainerConfig(
@@ -39,11 +39,6 @@ def rows(score: float = 1.0) -> list[TrainingRow]:
         )
         for name, value in (("buy", score), ("hold", 0.0))
     ]
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def update(

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import msgspec
 
-from babylon.core.llm_calls import content_text
+from babylon.core.llm_calls import content_text, object_of
 from babylon.quality.decode import is_deep
 from babylon.serving.gateway.exchange import CHAT, Exchange
 from babylon.serving.gateway.play.assemble import sent_messages
@@ -115,12 +115,12 @@ def _message(message: JsonObject) -> JsonObject:
     if text:
         parts.append({"type": "text", "content": text})
     calls = message.get("tool_calls")
-    parts += [_tool_call(_object(call)) for call in (calls if isinstance(calls, list) else ())]
+    parts += [_tool_call(object_of(call)) for call in (calls if isinstance(calls, list) else ())]
     return {"role": role, "parts": parts}
 
 
 def _tool_call(call: JsonObject) -> JsonObject:
-    function = _object(call.get("function"))
+    function = object_of(call.get("function"))
     arguments = function.get("arguments")
     # The model wrote no JSON, or JSON so deep that it cannot be encoded again: its text is kept.
     with suppress(msgspec.DecodeError, RecursionError):
@@ -132,9 +132,5 @@ def _tool_call(call: JsonObject) -> JsonObject:
 
 def _tool(sent: object) -> JsonObject:
     """Return a tool with the fields of its function beside its type."""
-    tool = _object(sent)  # an engine may have refused what was sent as one
-    return {"type": tool.get("type"), **_object(tool.get("function"))}
-
-
-def _object(value: object) -> JsonObject:
-    return value if isinstance(value, dict) else {}
+    tool = object_of(sent)  # an engine may have refused what was sent as one
+    return {"type": tool.get("type"), **object_of(tool.get("function"))}

@@ -177,11 +177,9 @@ def attend(
     rule: AttentionRule,
     mask: Tensor | None = None,
     causal: bool = False,
-    *,
-    explicit: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[B, H, Q, d]`` and log-sum-exp ``[B, H, Q]`` of one piece."""
-    if query.device.type == "cpu" and not explicit and rule.softcap is None:
+    if query.device.type == "cpu" and rule.softcap is None:
         result: tuple[Tensor, Tensor] = _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=rule.scale
         )
@@ -206,11 +204,9 @@ def attend_backward(
     rule: AttentionRule,
     mask: Tensor | None = None,
     causal: bool = False,
-    *,
-    explicit: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, from the output and log-sum-exp over all pieces."""
-    if query.device.type == "cpu" and not explicit and rule.softcap is None:
+    if query.device.type == "cpu" and rule.softcap is None:
         result: tuple[Tensor, Tensor, Tensor] = (
             _aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 grad, query, key, value, out, lse, 0.0, causal, attn_mask=mask, scale=rule.scale

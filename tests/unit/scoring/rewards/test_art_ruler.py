@@ -3,20 +3,19 @@
 import importlib
 import os
 import sys
-from datetime import UTC, datetime
 
 import pytest
 
 from babylon.core.errors import ConfigError, ScoringError
 from babylon.core.llm_calls import Message
 from babylon.core.settings import Settings
-from babylon.core.trajectories import Call, Trajectory
+from babylon.core.trajectories import Call
 from babylon.scoring.rewards.art_ruler import art_ruler, as_chat
 from babylon.scoring.scorer import Score, ScoringContext, score
 from benchmarks.loopback_judge import LoopbackJudge, Mind
+from tests.trajectories import a_trajectory
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of litellm's own
-THEN = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
 
 def call(number, question, reply):
@@ -27,13 +26,10 @@ def call(number, question, reply):
 
 
 def trajectory(number, pnl_usd, scenario="s"):
-    return Trajectory(
-        trajectory_id=f"t{number}",
+    return a_trajectory(
+        f"t{number}",
         agent_id=f"a{number}",
-        window_id="2025-11-14T09:00",
         scenario_id=scenario,
-        start=THEN,
-        end=THEN,
         pnl_usd=pnl_usd,
         wins=1,
         trades=2,

@@ -13,7 +13,6 @@ from babylon.core.home import Home
 from babylon.core.settings import Settings
 from babylon.core.trajectories import (
     TRAJECTORY_SCHEMA,
-    Trajectory,
     read_trajectories,
     trajectory_row,
 )
@@ -21,24 +20,14 @@ from babylon.quality.decode import Reason
 from babylon.scoring.judge.judgment import JudgedTrajectory
 from babylon.scoring.rewards.trading import reward_of
 from babylon.scoring.scorer import Score, ScoringContext, load_scorer, score
+from tests.trajectories import a_trajectory
 
 START = datetime(2025, 11, 14, 9, tzinfo=UTC)
 
 
 def trajectory(pnl_usd=0.0, minutes=10, steps=1):
-    return Trajectory(
-        trajectory_id="t7",
-        agent_id="a7",
-        window_id="2025-11-14T09:00",
-        scenario_id="s",
-        start=START,
-        end=START + timedelta(minutes=minutes),
-        pnl_usd=pnl_usd,
-        wins=0,
-        trades=0,
-        actions=0,
-        steps=steps,
-        calls=(),
+    return a_trajectory(
+        "t7", agent_id="a7", end=START + timedelta(minutes=minutes), pnl_usd=pnl_usd, steps=steps
     )
 
 

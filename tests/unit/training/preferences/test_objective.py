@@ -20,13 +20,7 @@ from babylon.training.preferences.preference_report import PreferenceReport
 from babylon.training.processes.job import JobDirectory
 from babylon.training.update import update_checkpoint
 from babylon.training.update_result import Update, update_metrics
-from tests.tiny_policy import save_tiny_policy
 from tests.unit.training.test_update import CONFIG, MESSAGES, logits, rows
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def replies(parent: Path, **values: float) -> tuple[PromptReplies, ...]:

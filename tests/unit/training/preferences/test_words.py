@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from babylon.core.errors import WindowNotReadyError
 from babylon.core.learning_settings import Objective
 from babylon.core.preferences import DecisionWords
-from babylon.core.trajectories import Payoff, TrainingRow, Trajectory
+from babylon.core.trajectories import Payoff, TrainingRow
 from babylon.policies.tokenizer import render_prompt
 from babylon.stages.words import Said, decision_words
 from babylon.training import progress_file as journal
@@ -27,7 +26,8 @@ from babylon.training.preferences.objective import Preferences
 from babylon.training.teacher_prompt import teacher_prompt
 from babylon.training.update import update_checkpoint
 from babylon.training.update_result import Update
-from tests.tiny_policy import save_tiny_policy, tiny_model, tiny_tokenizer
+from tests.tiny_policy import tiny_model, tiny_tokenizer
+from tests.trajectories import a_trajectory
 from tests.unit.training.grpo.trees import naive_logprobs
 from tests.unit.training.grpo.windows import relative_error, trained_gradient, window
 from tests.unit.training.grpo.windows import update as updated
@@ -136,30 +136,11 @@ def rows() -> list[TrainingRow]:
 def words() -> tuple[DecisionWords, ...]:
     """What a stage gathers: a judge's reason, a truth that it quotes, and the outcomes."""
     played = [
-        Trajectory(
-            trajectory_id=name,
-            agent_id=name,
-            window_id="w",
-            scenario_id="s",
-            start=datetime(2025, 11, 14, 9, tzinfo=UTC),
-            end=datetime(2025, 11, 14, 10, tzinfo=UTC),
-            pnl_usd=pnl,
-            wins=0,
-            trades=0,
-            actions=0,
-            steps=1,
-            calls=(),
-            payoffs=(Payoff(step=0, pnl_usd=pnl),),
-        )
+        a_trajectory(name, pnl_usd=pnl, payoffs=(Payoff(step=0, pnl_usd=pnl),))
         for name, pnl in (("buy", 31.25), ("hold", 0.0))
     ]
     said: Said = {("hold", None): [REASON], ("buy", 0): [TRUTH]}
     return tuple(decision_words(rows(), played, said))
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_policy(tmp_path_factory.mktemp("parent"), seed=0)
 
 
 def learn(parent: Path, target: Path, objective: Objective, **changes: Any) -> Update:
