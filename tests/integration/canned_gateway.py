@@ -32,7 +32,7 @@ class Canned:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
 
     async def rows(self) -> list[asyncpg.Record]:
-        await wait_until_recorded(self.store)
+        await wait_until_recorded(self.store, timeout_s=60, silent_s=60)  # it may be starved
         return await self.store.pool.fetch("SELECT * FROM babylon.calls ORDER BY started_at")
 
 

@@ -63,7 +63,7 @@ class Stack:
         return await self.client.chat.completions.with_raw_response.create(**asked)
 
     async def rows(self) -> list[asyncpg.Record]:
-        await wait_until_recorded(self.store)
+        await wait_until_recorded(self.store, timeout_s=60, silent_s=60)  # it may be starved
         return await self.store.pool.fetch("SELECT * FROM babylon.calls ORDER BY started_at")
 
     async def route_to(self, policy_version: int) -> int:
