@@ -68,7 +68,7 @@ def test_a_refusal_names_the_figure_and_the_remedy(off: dict[str, float | None],
         ({"masked_impossible": 0.02}, "2.0% of the tokens are in calls that are impossible"),
         ({"masked_fraction": 0.21}, "21.0% of the tokens were masked"),
         ({"stopped_early": True}, "Stopped early, after iteration 2"),
-        ({"iterations_undone": 4}, "Iterations moved the policy too far and were undone 4 times"),  # of 2 iterations
+        ({"iterations_undone": 4}, "Iterations moved the policy too far and were undone 4 times"),
         ({"oom_halvings": 4}, "Memory ran out 4 times: set MAX_TOKENS=512"),
         ({"lost_tokens": 101}, "10% of the forwarded tokens are copies"),
     ],
