@@ -19,7 +19,7 @@ async def collect(settings: Settings, claim: Claim, window: Window) -> Collected
     async with open_store(settings) as store:
         collected = await collect_window(store, settings.home, claim, window)
         await commit_collected(store, collected)
-    if not collected.outcomes:
+    if collected.outcomes == 0:
         log.warning(
             "window %s has no market outcomes and is judged without: once they are written,"
             " `babylon judge again --window %s` judges it with them",

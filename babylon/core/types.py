@@ -42,12 +42,12 @@ class Collected:
     """Manifest of ``collect``: every row as the game wrote it, with the calls of the gateway.
 
     ``outcomes``, here and in the next manifests: number of the window's market outcomes. Without
-    any, the window is judged without ground truth.
+    any, the window is judged without ground truth. ``None``: no window has any, the task has none.
     """
 
     claim: Claim
     artifact: Artifact
-    outcomes: int = 0
+    outcomes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Validated:
     artifact: Artifact
     agents: int
     rejected: dict[str, int]
-    outcomes: int = 0
+    outcomes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Thinned:
     dropped: int
     held_out: Artifact | None = None
     saved_judge_tokens: int = 0
-    outcomes: int = 0
+    outcomes: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Scored:
     metrics: dict[str, float | int | str] = field(default_factory=dict)
     held_out: Artifact | None = None
     fingerprint: str = ""
-    outcomes: int | None = None  # None: scored before outcomes were counted
+    outcomes: int | None = None  # None: also if scored before outcomes were counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,14 +57,12 @@ class PlayTally:
         self.calls += len(trajectory.calls)
         self.without_tokens += sum(call.retokenized for call in trajectory.calls)
 
-    def figures(self, outcomes: int) -> dict[str, float]:
+    def figures(self, outcomes: int | None) -> dict[str, float]:
         """Return the figures of the window; one that nothing is known about is left out."""
         rows = self.rejected + len(self.pnl_usd)
-        figures: dict[str, float] = {
-            "trajectories": rows,
-            "agents": len(self.agents),
-            "outcomes": outcomes,
-        }
+        figures: dict[str, float] = {"trajectories": rows, "agents": len(self.agents)}
+        if outcomes is not None:
+            figures["outcomes"] = outcomes
         if rows:
             figures["rejected_share"] = self.rejected / rows
         if self.calls:

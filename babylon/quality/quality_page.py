@@ -16,7 +16,7 @@ def quality_markdown(
     rejected = sum(reason.count for reason in reasons)
     lines = [f"# {window_id}: {accepted} trajectories accepted, {rejected} rejected"]
     if health is not None:
-        if not health.figures["outcomes"]:
+        if health.figures.get("outcomes") == 0:
             lines += ["", "Judged without market outcomes: none were written in time."]
         lines += ["", *(f"**Alarm:** {alarm.reason}" for alarm in health.alarms)]
         lines += ["", f"| {' | '.join(health.figures)} |", "|---:" * len(health.figures) + "|"]

@@ -38,7 +38,7 @@ from babylon.store.calls import (
 from babylon.store.connection import Connection, game_snapshot, read_clock
 from babylon.store.game_tables import batches_of_plays
 from babylon.store.late import finished_play, free_for_training
-from babylon.store.market_outcomes import window_outcomes
+from babylon.store.market_outcomes import outcome_count, window_outcomes
 from babylon.store.replica import wait_until_replicated
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ async def collect_window(
         game_snapshot(store) as (connection, beside),
     ):
         truth = await window_outcomes(connection, window)
-        outcomes = merge_outcomes(truth)
+        outcomes, count = merge_outcomes(truth), await outcome_count(connection, truth)
         # Ids first, because our database knows what was trained, and the game may have another one.
         ids = sorted(scored or ())
         if scored is None:
@@ -126,7 +126,7 @@ async def collect_window(
                 _joined(store, beside, records, outcomes, window.start - CALLS_BEFORE),
                 _read(connection, next(batches, [])),
             )
-    return Collected(claim=claim, artifact=writer.artifact, outcomes=len(truth))
+    return Collected(claim=claim, artifact=writer.artifact, outcomes=count)
 
 
 async def _read(connection: Connection, ids: Sequence[str]) -> list[asyncpg.Record]:

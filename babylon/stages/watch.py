@@ -38,7 +38,7 @@ _LEAST = 1e-9
 
 
 async def measure_play(
-    store: Store, claim: Claim, window: Window, tally: PlayTally, outcomes: int
+    store: Store, claim: Claim, window: Window, tally: PlayTally, outcomes: int | None
 ) -> None:
     """Store the health of the window's data beside that of the last windows; log its alarms.
 

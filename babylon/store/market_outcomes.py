@@ -4,6 +4,7 @@ The game writes one row a market and hour. Our tracker writes one a market and w
 begin with the window id. Truth of a shorter window is therefore the game's for the whole hour.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -39,6 +40,7 @@ _ARRIVED = f"""
         AND (o."windowId" >= $3 OR o."windowId" = $2 AND starts_with(o.id, $2 || '-'))
     )
 """
+_ANY = "SELECT EXISTS (SELECT FROM market_outcomes)"
 _EXPECTED = 'SELECT EXISTS (SELECT FROM market_outcomes o WHERE o."windowId" < $1)'
 
 
@@ -54,6 +56,14 @@ async def window_outcomes(connection: Connection, window: Window) -> list[Stored
     """Return the rows that are true of a window, in order of their own window ids."""
     rows = await connection.fetch(_OUTCOMES, outcome_ids(window), window.id)
     return [StoredOutcome(**row) for row in rows]
+
+
+async def outcome_count(connection: Connection, truth: Sequence[StoredOutcome]) -> int | None:
+    """Return the number of a window's outcomes; ``None`` where there are none of any window.
+
+    A task without markets has no outcomes, and lacks none.
+    """
+    return len(truth) or (0 if await connection.fetchval(_ANY) else None)
 
 
 async def awaits_outcomes(store: Store, window: Window, now: datetime, wait_s: float) -> str:

@@ -111,9 +111,8 @@ def warnings(metrics: Mapping[str, object]) -> Iterator[str]:
     if (masked := values.get("masked_fraction", 0.0)) > MANY_MASKED:
         yield f"{masked:.1%} of the tokens were masked: the policy moves too far; lower ITERATIONS."
     if undone := values.get("iterations_undone"):
-        yield (
-            f"{undone} iterations moved the policy too far and were undone: lower LEARNING_RATE."
-        )
+        times = "once" if undone == 1 else f"{undone:g} times"
+        yield f"Iterations moved the policy too far and were undone {times}: lower LEARNING_RATE."
     elif values.get("stopped_early"):
         yield (
             f"Stopped early, after iteration {values['iterations']}: the policy moved too far;"

@@ -12,6 +12,8 @@ from babylon.core.artifacts import read_artifact
 from babylon.core.errors import TrainingError, WindowError, WindowNotReadyError
 from babylon.core.windows import Clock, WindowState, parse_window_id, window_at
 from babylon.flows.continuous import continuous
+from babylon.ops.pages.stage_lines import stage_lines
+from babylon.quality.quality_page import quality_markdown
 from babylon.stages.checked_rows import CheckedRows
 from babylon.stages.claim import claimed, commit_scored
 from babylon.stages.collect import collect_window
@@ -22,10 +24,12 @@ from babylon.stages.readiness import window_reports
 from babylon.stages.score import score_window
 from babylon.stages.validate import validate_window
 from babylon.store.connection import read_clock
+from babylon.store.flow_state import read_flow_state
 from babylon.store.late import list_late
 from babylon.store.market_outcomes import awaits_outcomes
 from babylon.store.published import withhold
 from babylon.store.scores import list_scores
+from babylon.store.window_health import get_health
 from babylon.store.windows import claim_window, get_window, release, set_state
 from babylon.tasks.collect import collect
 from tests.integration.game import WINDOW, claim, insert, insert_real_window, real_rows
@@ -127,17 +131,42 @@ async def test_continuous_training_looks_every_minute_while_truth_is_awaited(
 
 async def test_a_collection_without_outcomes_says_so(store, settings, caplog):
     await insert_real_window(store)
-    await store.pool.execute("DELETE FROM market_outcomes")
+    await give_outcomes_to_another_window(store)
     held = await claim(store)
     with caplog.at_level(logging.WARNING, "babylon.flows"):
         await collect.fn(settings, held, WINDOW)
     assert f"window {WINDOW.id} has no market outcomes and is judged without" in caplog.text
 
 
+async def test_a_task_without_markets_is_not_told_that_outcomes_are_missing(
+    store, settings, caplog
+):
+    await insert_real_window(store)
+    await store.pool.execute("DELETE FROM market_outcomes")
+    held = await claim(store)
+    with caplog.at_level(logging.INFO, "babylon.flows"):
+        collected = await collect.fn(settings, held, WINDOW)
+    thinned = thin_window(settings, await validate_window(store, settings, collected))
+    scored = await score_window(store, settings, thinned)
+    health = await get_health(store, WINDOW.id)
+    assert "outcomes" not in caplog.text and scored.outcomes is None
+    assert not [line for line in stage_lines(collected) if "outcomes" in line]
+    assert "without market outcomes" not in quality_markdown(WINDOW.id, 5, [], health)
+    await set_state(store, held, WindowState.VALIDATED)
+    await commit_scored(store, scored)
+    assert (await read_flow_state(store)).without_truth == 0
+
+
+async def give_outcomes_to_another_window(store):
+    await store.pool.execute(
+        """UPDATE market_outcomes SET "windowId" = '2025-11-13T09:00', id = id || '-earlier'"""
+    )
+
+
 async def judged_without_truth(store, settings):
     """The real window, trained on scores that were given before its outcomes came."""
     await insert_real_window(store)
-    await store.pool.execute("DELETE FROM market_outcomes")
+    await give_outcomes_to_another_window(store)
     held = await claim(store)
     collected = await collect_window(store, settings.home, held, WINDOW)
     thinned = thin_window(settings, await validate_window(store, settings, collected))

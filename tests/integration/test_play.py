@@ -955,4 +955,4 @@ async def test_a_step_that_names_a_call_of_another_agent_is_refused_with_the_rea
     answer = await agent.send({"type": "finish", "trajectory_id": "t"})
     assert answer.status_code == 409
     message = answer.json()["error"]["message"]
-    assert "is of agent 'seven' and names a call of agent 'bob': name the agent" in message
+    assert "is of agent 'seven' and names a call of agent 'bob': send 'seven' in x-baby" in message

@@ -73,7 +73,7 @@ async def test_validation_measures_the_window_and_names_what_is_unusual(store, s
 
 async def test_a_refused_window_is_measured_too(store, settings):
     await insert_real_window(store)
-    await store.pool.execute("DELETE FROM market_outcomes")
+    await store.pool.execute("""UPDATE market_outcomes SET "windowId" = '2025-11-13T09:00'""")
     with pytest.raises(WindowNotReadyError):
         await validate(store, settings.replace(windows={"min_agents": 6}))
     health = await get_health(store, WINDOW.id)

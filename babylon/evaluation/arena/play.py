@@ -19,7 +19,7 @@ from babylon.evaluation.arena.confidence import Interval, mean_interval
 from babylon.game.market.game import make_market
 from babylon.game.market.market import Market, Seat
 from babylon.game.market.orders import Decision, Hold, parse_decision
-from babylon.game.market.prompts import NAMES, name_of_agent, render_observation
+from babylon.game.market.prompts import names_of, render_observation
 from babylon.game.market.scenario import Scenario
 from babylon.game.market.scripted import RULES, SCRIPTED_AGENTS, ScriptedAgent
 
@@ -184,17 +184,6 @@ def play(
 def _table(scenario: Scenario, seats: int, copies: int) -> Table:
     market = make_market(scenario)
     return Table(market, [market.join(name) for name in names_of(scenario, seats)], copies)
-
-
-def names_of(scenario: Scenario, seats: int) -> list[str]:
-    """Return the names of a world's players, which are those of a fleet's agents.
-
-    The world's id decides, so both sides of a match have the same names. A small model answers
-    worse under a name that no agent of its training had.
-    """
-    drawn = blake2b(scenario.scenario_id.encode(), digest_size=8).digest()
-    first = int.from_bytes(drawn) % NAMES
-    return [name_of_agent(first + seat) for seat in range(seats)]
 
 
 def _decided(decide: Decide, seats: Sequence[Sequence[Seat]]) -> list[dict[str, Decision]]:

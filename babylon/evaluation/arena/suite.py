@@ -16,9 +16,9 @@ from itertools import islice
 import msgspec
 
 from babylon.core.errors import ArenaError
-from babylon.evaluation.arena.play import names_of, play, scripted
+from babylon.evaluation.arena.play import play, scripted
 from babylon.game.market.game import Game
-from babylon.game.market.prompts import render_observation
+from babylon.game.market.prompts import names_of, render_observation
 from babylon.game.market.scenario import HOUR, STARTER, Rules, Scenario, make_scenario
 from babylon.game.market.scripted import random_trader
 

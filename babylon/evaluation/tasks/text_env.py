@@ -8,6 +8,7 @@ from random import Random
 import gymnasium
 from openai import BadRequestError
 
+from babylon.core.errors import ArenaError
 from babylon.core.trajectories import Trajectory
 from babylon.evaluation.tasks.evaluator import Endpoint, PlayScore, exceeds_context
 
@@ -40,7 +41,11 @@ class TextEnv:
         return [random.getrandbits(31) for _ in range(count)]
 
     async def play(self, world: int, policy: Endpoint, seed: int) -> PlayScore:
-        """Play until the environment ends; it must have a limit of steps."""
+        """Play until the environment ends; it must have a limit of steps.
+
+        Raises:
+            ArenaError: An observation is no text.
+        """
         with closing(self._make()) as env:
             return await self._played(env, world, policy, seed)
 
@@ -51,6 +56,12 @@ class TextEnv:
         observation, info = await asyncio.to_thread(env.reset, seed=world)
         total, ended, malformed = 0.0, False, False
         while not ended:
+            if not isinstance(observation, str):
+                raise ArenaError(
+                    f"an observation of {type(env.unwrapped).__name__} is a"
+                    f" {type(observation).__name__}: turn it into text, for example with"
+                    " gymnasium.wrappers.TransformObservation"
+                )
             messages.append({"role": "user", "content": observation})
             try:
                 answer = await policy.client.chat.completions.create(

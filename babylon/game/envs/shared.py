@@ -15,7 +15,7 @@ from babylon.game.envs.observation import Observation, observation_space, observ
 from babylon.game.envs.trader import REWARD_USD, Info, choose_scenario, outcome_info, rules_of
 from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.game import make_market
-from babylon.game.market.prompts import render_observation
+from babylon.game.market.prompts import names_of, render_observation
 from babylon.game.market.scenario import Rules
 
 Infos = dict[str, Info]
@@ -105,11 +105,13 @@ class MarketEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
             raise ValueError(f"no action for {', '.join(missing)}: every trader acts in every tick")
 
     def render(self) -> str | None:
-        """Return the prompts of LLM agents in the traders' places."""
+        """Return the prompts of LLM agents in the traders' places, under names of a fleet."""
         if self.render_mode != "ansi":
             return None
-        chats = {name: render_observation(self.seats[name], name) for name in self.agents}
-        return "\n\n".join(m["content"] for chat in chats.values() for m in chat) or "It is over."
+        names = names_of(self.market.scenario, len(self.agents))
+        seats = [self.seats[agent] for agent in self.agents]
+        chats = [render_observation(*each) for each in zip(seats, names, strict=True)]
+        return "\n\n".join(m["content"] for chat in chats for m in chat) or "It is over."
 
     def _worths(self) -> dict[str, float]:
         """Return what each trader's reward is the change of, in dollars."""

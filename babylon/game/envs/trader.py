@@ -15,11 +15,10 @@ from babylon.game.envs.worlds import from_scenarios
 from babylon.game.market.account import Outcome
 from babylon.game.market.game import Game
 from babylon.game.market.orders import Decision
-from babylon.game.market.prompts import render_observation
+from babylon.game.market.prompts import names_of, render_observation
 from babylon.game.market.scenario import PRESETS, Rules, Scenario, make_scenario
 
 REWARD_USD = 100.0
-NAME = "trader"
 Info = dict[str, object]
 Step = tuple[Observation, float, bool, bool, Info]
 
@@ -80,7 +79,8 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
         """Begin a play → observation, info."""
         super().reset(seed=seed)
         scenario = choose_scenario(self.np_random, self.rules, options)
-        self.game, self._worlds = Game(scenario, NAME), from_scenarios([scenario])
+        (self._name,) = names_of(scenario, 1)
+        self.game, self._worlds = Game(scenario, self._name), from_scenarios([scenario])
         return self._observe(), {"scenario_id": scenario.scenario_id}
 
     def step(self, action: Action) -> Step:
@@ -109,10 +109,11 @@ class TraderEnv(gymnasium.Env[Observation, Action]):
             return None
         if self.game.over:
             return f"The play is over: P&L ${self.game.pnl:+.2f}."
-        return "\n\n".join(message["content"] for message in render_observation(self.game, NAME))
+        chat = render_observation(self.game, self._name)
+        return "\n\n".join(message["content"] for message in chat)
 
     def _observe(self) -> Observation:
-        self._ledger = ledger_of(self.game.market, [NAME])
+        self._ledger = ledger_of(self.game.market, [self._name])
         observations = observe(self._ledger, self._worlds, np.array([[self.game.equity]]))
         return observations.reshape(-1)
 

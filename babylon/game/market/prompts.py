@@ -11,7 +11,7 @@ from babylon.game.market.account import Position
 from babylon.game.market.feed import MAX_CONTENT, FeedPost, one_line
 from babylon.game.market.market import Seat
 from babylon.game.market.perps import FUNDING_MINUTES, MAX_LEVERAGE, MIN_SIZE
-from babylon.game.market.scenario import News, Rules
+from babylon.game.market.scenario import News, Rules, Scenario
 
 SYSTEM_PROMPT = (
     "You trade prediction markets. A winning share pays $1. Answer with one JSON object: "
@@ -27,12 +27,23 @@ STRATEGIES = (
 RECENT = 5  # number of headlines and of posts shown
 MOVERS = 3  # number of top gainers and of top losers shown
 MAX_ERROR = 160  # characters
-NAMES = 64  # number of agents' names in transcripts and in the arena
+NAMES = 64  # number of agents' names in transcripts, in the arena and in environments
 
 
 def name_of_agent(number: int) -> str:
     """Return the name that a fleet's agent has in its prompts."""
     return f"agent-{number}"
+
+
+def names_of(scenario: Scenario, seats: int) -> list[str]:
+    """Return the names of a world's players, which are those of a fleet's agents.
+
+    The world's id decides, so both sides of a match have the same names. A small model answers
+    worse under a name that no agent of its training had.
+    """
+    drawn = blake2b(scenario.scenario_id.encode(), digest_size=8).digest()
+    first = int.from_bytes(drawn) % NAMES
+    return [name_of_agent(first + seat) for seat in range(seats)]
 
 
 def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:

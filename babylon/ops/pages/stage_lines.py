@@ -30,8 +30,9 @@ def stage_lines(result: object) -> Iterable[str]:
 
 
 def _collected(found: Collected) -> Iterable[str]:
-    truth = f"{found.outcomes} market outcomes" if found.outcomes else "no market outcomes yet"
-    yield f"{found.artifact.rows} trajectories of window {found.claim.window_id} read, {truth}"
+    truth = f", {found.outcomes or 'no'} market outcomes{'' if found.outcomes else ' yet'}"
+    told = "" if found.outcomes is None else truth
+    yield f"{found.artifact.rows} trajectories of window {found.claim.window_id} read{told}"
 
 
 def _validated(found: Validated) -> Iterable[str]:

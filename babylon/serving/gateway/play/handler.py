@@ -498,7 +498,8 @@ async def _records(
     strange = {one.call_id: one.agent_id for one in records if one.agent_id not in (None, agent)}
     if other := next((strange[one] for one in named if one in strange), None):
         problem = f"is of agent {agent!r:.80} and names a call of agent {other!r:.80}"
-        raise _conflict(play, f"{problem}: name the agent in each call's x-babylon-agent, or")
+        remedy = f"send {agent!r:.80} in x-babylon-agent of all its calls, or"
+        raise _conflict(play, f"{problem}: {remedy}")
     return [one for one in records if one.call_id not in strange]
 
 

@@ -315,6 +315,18 @@ async def test_a_text_environment_is_played_through_the_endpoint() -> None:
     assert Guess.open == 0
 
 
+async def test_an_environment_with_dict_observations_is_told_to_turn_them_into_text() -> None:
+    class Lights(Guess):
+        def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+            return {"colour": "red"}, {}
+
+    client = AsyncOpenAI(base_url="http://localhost:9", api_key="none", max_retries=0)
+    async with client:
+        policy = Endpoint(client=client, model="any")
+        with pytest.raises(ArenaError, match="of Lights is a dict: turn it into text"):
+            await TextEnv(Lights, lowest=0, highest=1).play(1, policy, 0)
+
+
 async def test_a_prompt_that_fills_the_context_fails_no_gate() -> None:
     """Both policies leave out a recorded one; one that a policy filled itself ends its play."""
     said = "This model's maximum context length is 10 tokens. However, you requested 300 tokens."

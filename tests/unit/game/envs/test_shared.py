@@ -6,6 +6,7 @@ from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, see
 from pettingzoo.utils import parallel_to_aec
 
 from babylon.game.envs import MarketEnv
+from babylon.game.market.prompts import names_of
 from babylon.game.market.scenario import HOUR, STARTER, make_scenario
 
 BUY_YES_OF_THE_FIRST = np.array([1, 3, 0])
@@ -70,7 +71,8 @@ def test_the_prompts_of_all_traders_are_rendered() -> None:
     env = MarketEnv(traders=2, render_mode="ansi")
     env.reset(seed=0)
     text = str(env.render())
-    assert "You are trader_0" in text and "You are trader_1" in text
+    first, second = names_of(env.market.scenario, 2)
+    assert f"You are {first}." in text and f"You are {second}." in text and "trader" not in text
     assert MarketEnv().render() is None
 
 

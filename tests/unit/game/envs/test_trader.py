@@ -10,11 +10,10 @@ from gymnasium.utils.env_checker import check_env
 from babylon.game.envs import IDS, TraderEnv
 from babylon.game.envs.actions import LEVERAGES
 from babylon.game.envs.observation import feature_names
-from babylon.game.envs.trader import NAME
 from babylon.game.market.account import PerpFill
 from babylon.game.market.amm import Side
 from babylon.game.market.orders import Order, OrderKind, parse_decision
-from babylon.game.market.prompts import render_observation
+from babylon.game.market.prompts import names_of, render_observation
 from babylon.game.market.scenario import HOUR, STARTER, Question, Scenario, make_scenario
 from tests.worlds import perp, quiet_world
 
@@ -186,7 +185,8 @@ def test_a_reply_in_words_is_a_step() -> None:
     """Prompt of an LLM agent, and the step that its reply makes."""
     env = TraderEnv("hour", render_mode="ansi")
     env.reset(seed=3)
-    chat = render_observation(env.game, NAME)
+    chat = render_observation(env.game, *names_of(env.game.scenario, 1))
+    assert "You are agent-" in chat[1]["content"]
     assert env.render() == "\n\n".join(message["content"] for message in chat)
     trade = {"type": "prediction", "market": "m1", "action": "buy_yes", "amount": 50}
     reply = json.dumps({"action": "trade", "trade": trade})
