@@ -143,6 +143,8 @@ def _problem(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
         in_file = [p + place for p in named if (place := _place(p, sources[p]))]
         reason += f" ({', '.join(in_file)})" if in_file else ""
         return reason if path in Settings.model_fields else f"{path}: {reason}"
+    if problem["type"] == "string_pattern_mismatch":  # a regular expression names no remedy
+        reason = f"it has another form. {field.description}"
     source = sources.get(path, "environment")
     name = variable_of(field) if source == "environment" else path
     shown_input = without_passwords(repr(problem["input"]))

@@ -44,6 +44,16 @@ devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_
 names = [f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices]
 print(torch.__version__, *names, sep="|")
 """
+_OWN_CODE = """
+import sys
+from babylon.core.errors import ConfigError
+from babylon.evaluation.tasks.evaluator import load_evaluator
+from babylon.scoring.scorer import load_scorer
+try:
+    {"SCORER": load_scorer, "EVALUATOR": load_evaluator}[sys.argv[1]](sys.argv[2])
+except ConfigError as error:
+    sys.exit(str(error))
+"""
 
 
 async def examine(settings: Settings) -> list[Finding]:
@@ -59,6 +69,8 @@ async def examine(settings: Settings) -> list[Finding]:
         check_base_model(settings.model, settings.home),
         *await check_gpu_memory(settings.model, settings.environment()),
         *await check_vllm(settings.serving),
+        *await check_own_code("SCORER", settings.scoring.scorer),
+        *await check_own_code("EVALUATOR", settings.evaluation.evaluator),
         check_port(home, "gateway", serving.endpoint_port, "LOCAL_ENDPOINT"),
         check_port(home, "engine", serving.engine_here[1], "ENGINE_PORT"),
         check_port(home, "admin API", serving.admin_port, "ADMIN_PORT"),
@@ -230,6 +242,23 @@ async def check_vllm(serving: ServingSettings) -> list[Finding]:
     except BabylonError as error:
         return [Finding(name="vllm", ok=False, required=True, detail=str(error))]
     return [Finding(name="vllm", ok=True, required=True, detail=detail)]
+
+
+async def check_own_code(variable: str, name: str | None) -> list[Finding]:
+    """Import ``package.module:name`` of a setting. Nothing for what ships with the package.
+
+    A process of its own imports it, as a worker does: a window would fail on it hours later.
+    """
+    if name is None or ":" not in name:
+        return []
+    child = await asyncio.create_subprocess_exec(
+        *(*_PYTHON, "-c", _OWN_CODE, variable, name),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, err = await child.communicate()
+    detail = (err.decode().strip().splitlines() or ["no output"])[-1] if child.returncode else name
+    return [Finding(name=variable, ok=not child.returncode, required=True, detail=detail)]
 
 
 def check_port(home: Path, user: str, port: int, variable: str) -> Finding:

@@ -43,7 +43,7 @@ def names_of(scenario: Scenario, seats: int) -> list[str]:
     """
     drawn = blake2b(scenario.scenario_id.encode(), digest_size=8).digest()
     first = int.from_bytes(drawn) % NAMES
-    return [name_of_agent(first + seat) for seat in range(seats)]
+    return [name_of_agent((first + seat) % max(NAMES, seats)) for seat in range(seats)]
 
 
 def render_observation(game: Seat, agent_name: str) -> list[dict[str, str]]:

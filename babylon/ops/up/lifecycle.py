@@ -156,7 +156,7 @@ async def _start(
         say(f"first start: making the home {settings.home.root}; allow one to three minutes")
     say("database: starting and migrating it (a new one takes about ten seconds)")
     async with open_store(settings, migrate=True, game_may_be_away=True) as store:
-        say("base model: making it at the first start, which takes up to a minute")
+        say("base model: loading it; the embedded one is first made, which takes up to a minute")
         await ensure_champion(
             store, settings.home, settings.model, settings.seed, progress=progress
         )

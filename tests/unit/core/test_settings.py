@@ -184,6 +184,7 @@ def test_options_beat_environment_and_file(monkeypatch: pytest.MonkeyPatch, tmp_
             r"CALL_WEIGHT='token' .* \(training.call_weight in .*2, training.loss in .*line 3\)$",
         ),
         ("[judge]\napi_key = ['sk-secret']", r"judge.api_key=\*+ in .*, line 2: "),
+        ("[evaluation]\nevaluator = 'my.Task'", r"another form\. .*`package.module:name`\.$"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, named: str) -> None:

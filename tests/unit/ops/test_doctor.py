@@ -15,7 +15,14 @@ from babylon.core.processes import Processes, Service
 from babylon.core.settings import DatabaseSettings, ModelSettings, Settings
 from babylon.core.settings_loading import load_settings
 from babylon.ops import doctor, state_checks
-from babylon.ops.doctor import PACKAGES, check_base_model, check_gpu_memory, check_mode, check_port
+from babylon.ops.doctor import (
+    PACKAGES,
+    check_base_model,
+    check_gpu_memory,
+    check_mode,
+    check_own_code,
+    check_port,
+)
 from babylon.ops.finding import Finding
 from babylon.serving.gateway.last_known import last_known_file
 from tests.ports import free_port
@@ -161,3 +168,19 @@ async def test_the_memory_of_a_shared_gpu_is_planned(tmp_path: Path, gib: str, f
     assert found.ok is fits and not found.required
     assert ("ACTIVATION_CHECKPOINTING=1" in found.detail) is not fits
     assert await check_gpu_memory(ModelSettings(base=None), {}) == []
+
+
+async def test_a_scorer_or_evaluator_of_ones_own_that_does_not_import_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window would fail at its gate, hours after the setting was made."""
+    (tmp_path / "my_task.py").write_text("def profit(plays): ...\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    assert await check_own_code("SCORER", "heuristic") == []
+    assert await check_own_code("EVALUATOR", None) == []
+    (found,) = await check_own_code("SCORER", "my_task:profit")
+    assert found.ok and found.required
+    (missing,) = await check_own_code("SCORER", "your_task:profit")
+    assert not missing.ok and "PYTHONPATH" in missing.detail
+    (partial,) = await check_own_code("EVALUATOR", "my_task:profit")
+    assert not partial.ok and "without arguments" in partial.detail

@@ -211,7 +211,7 @@ async def test_both_sides_meet_a_world_under_the_same_names_of_a_fleet(seats: in
 
     await compare(noting("champion"), noting("challenger"), worlds)
     assert met["champion"] == met["challenger"] and len(met["champion"]) == 24
-    plan = FleetPlan(start=datetime(2026, 1, 1, tzinfo=UTC), duration_min=6, agents=NAMES + seats)
+    plan = FleetPlan(start=datetime(2026, 1, 1, tzinfo=UTC), duration_min=6, agents=NAMES)
     fleet = {name for _, names in deal(plan, plan.start, 6, 0) for name in names}
     assert all(
         len(set(names)) == seats and fleet.issuperset(names) for names in met["champion"].values()
