@@ -96,12 +96,10 @@ async def test_the_newest_artifact_of_each_kind_is_read_and_none_may_be_missing(
     store: Store, settings: Settings
 ) -> None:
     path = await scoring(store, settings)
-    write_artifact(
-        settings.home,
-        pl.DataFrame({"x": [3]}),
-        window_id=WINDOW,
-        directory=settings.home.datasets / "trajectories" / "2025-11",
-    )
+    published = write_artifact(settings.home, pl.DataFrame({"x": [3]}), window_id=WINDOW)
+    day = settings.home.datasets / "trajectories" / "2025-11"
+    day.mkdir(parents=True)
+    shutil.move(settings.home.resolve(published.uri), day)
     ok, detail = (await found(store))["artifacts"]
     assert ok and detail == "1 that windows name are there; dataset trajectories, scored read"
     content = path.read_bytes()
