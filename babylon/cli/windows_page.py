@@ -119,8 +119,8 @@ def left_behind(reports: Sequence[WindowReport], windows: WindowSettings) -> str
     if not old:
         return ""
     return (
-        f"{len(old)} ready windows ended more than LOOKBACK_HOURS={windows.lookback_hours} ago, so"
-        f" no schedule trains them: `babylon train --mode backfill --from {old[0]} --to {old[-1]}`"
+        f"no schedule trains ready windows that ended over LOOKBACK_HOURS={windows.lookback_hours}"
+        f" ago ({len(old)}): `babylon train --mode backfill --from {min(old)} --to {max(old)}`"
     )
 
 

@@ -42,7 +42,7 @@ class Collected:
     """Manifest of ``collect``: every row as the game wrote it, with the calls of the gateway.
 
     ``outcomes``, here and in the next manifests: number of the window's market outcomes. Without
-    any, the window is judged without ground truth. ``None``: no window has any, the task has none.
+    any, the window is judged without ground truth. ``None``: the task has no markets.
     """
 
     claim: Claim

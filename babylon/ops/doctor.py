@@ -53,6 +53,8 @@ try:
     {"SCORER": load_scorer, "EVALUATOR": load_evaluator}[sys.argv[1]](sys.argv[2])
 except ConfigError as error:
     sys.exit(str(error))
+except SystemExit:
+    sys.exit(f"{sys.argv[2]}: its module ends the process that imports it: guard that by __main__")
 """
 
 

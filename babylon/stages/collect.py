@@ -110,7 +110,7 @@ async def collect_window(
         game_snapshot(store) as (connection, beside),
     ):
         truth = await window_outcomes(connection, window)
-        outcomes, count = merge_outcomes(truth), await outcome_count(connection, truth)
+        outcomes, count = merge_outcomes(truth), await outcome_count(store, connection, truth)
         # Ids first, because our database knows what was trained, and the game may have another one.
         ids = sorted(scored or ())
         if scored is None:

@@ -58,12 +58,17 @@ async def window_outcomes(connection: Connection, window: Window) -> list[Stored
     return [StoredOutcome(**row) for row in rows]
 
 
-async def outcome_count(connection: Connection, truth: Sequence[StoredOutcome]) -> int | None:
-    """Return the number of a window's outcomes; ``None`` where there are none of any window.
+async def outcome_count(
+    store: Store, connection: Connection, truth: Sequence[StoredOutcome]
+) -> int | None:
+    """Return the number of a window's outcomes; ``None`` for a task without markets.
 
-    A task without markets has no outcomes, and lacks none.
+    Such a task plays into our own tables, which hold no outcome of any window. A live game's table
+    may be empty because the job that writes it never ran, so there the number is 0.
     """
-    return len(truth) or (0 if await connection.fetchval(_ANY) else None)
+    if truth or not store.game_tables_ours or await connection.fetchval(_ANY):
+        return len(truth)
+    return None
 
 
 async def awaits_outcomes(store: Store, window: Window, now: datetime, wait_s: float) -> str:

@@ -20,7 +20,7 @@ class StoredSpan:
 
 
 async def trajectories_of(store: Store, key_id: str, trace_ids: Collection[str]) -> dict[str, str]:
-    """Return the key's trajectory of each trace of which it sent a span."""
+    """Return trace → trajectory, for the traces that spans of this key belong to."""
     rows = await store.pool.fetch(_TRAJECTORIES, list(trace_ids), key_id)
     return {row["trace_id"]: row["trajectory_id"] for row in rows}
 

@@ -157,6 +157,15 @@ async def test_a_task_without_markets_is_not_told_that_outcomes_are_missing(
     assert (await read_flow_state(store)).without_truth == 0
 
 
+async def test_a_live_game_that_never_wrote_outcomes_is_told_that_they_are_missing(store, settings):
+    """The job that writes them may be broken from the first day on."""
+    await insert_real_window(store)
+    await store.pool.execute("DELETE FROM market_outcomes")
+    live = replace(store, game_tables_ours=False)
+    collected = await collect_window(live, settings.home, await claim(store), WINDOW)
+    assert collected.outcomes == 0
+
+
 async def give_outcomes_to_another_window(store):
     await store.pool.execute(
         """UPDATE market_outcomes SET "windowId" = '2025-11-13T09:00', id = id || '-earlier'"""

@@ -271,7 +271,7 @@ async def test_ready_windows_that_no_schedule_trains_are_named_with_the_command_
     trains = f"`babylon train --mode backfill --from {WINDOW.id} --to {WINDOW.id}`"
     for page in ("list", "check"):
         _, text = await command(page)
-        assert "1 ready windows ended more than LOOKBACK_HOURS=168 ago, so no schedule" in text
+        assert "no schedule trains ready windows that ended over LOOKBACK_HOURS=168 ago (1)" in text
         assert trains in " ".join(text.split())
     monkeypatch.setenv("LOOKBACK_HOURS", "800000")
     for page in ("list", "check"):

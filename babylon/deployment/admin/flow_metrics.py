@@ -13,8 +13,8 @@ from babylon.store.flow_state import FlowState
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _STORED = [state for state in WindowState if state not in (WindowState.OPEN, WindowState.CLOSING)]
 
-# Without PUBLISH_TO here, publishing was stopped, or another host or a block names the repository:
-# a publication that fails there is told for so long.
+# Without PUBLISH_TO here, publishing was stopped, or another host or a block names the repository.
+# The alert on publications that fail there ends this long after the last one.
 _PUBLISHED_ELSEWHERE = timedelta(days=7)
 
 

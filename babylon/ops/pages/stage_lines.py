@@ -30,9 +30,10 @@ def stage_lines(result: object) -> Iterable[str]:
 
 
 def _collected(found: Collected) -> Iterable[str]:
-    truth = f", {found.outcomes or 'no'} market outcomes{'' if found.outcomes else ' yet'}"
-    told = "" if found.outcomes is None else truth
-    yield f"{found.artifact.rows} trajectories of window {found.claim.window_id} read{told}"
+    truth = f", {found.outcomes} market outcomes" if found.outcomes else ", no market outcomes yet"
+    if found.outcomes is None:
+        truth = ""
+    yield f"{found.artifact.rows} trajectories of window {found.claim.window_id} read{truth}"
 
 
 def _validated(found: Validated) -> Iterable[str]:

@@ -184,3 +184,6 @@ async def test_a_scorer_or_evaluator_of_ones_own_that_does_not_import_is_named(
     assert not missing.ok and "PYTHONPATH" in missing.detail
     (partial,) = await check_own_code("EVALUATOR", "my_task:profit")
     assert not partial.ok and "without arguments" in partial.detail
+    (tmp_path / "my_script.py").write_text("import sys\nsys.exit()\n")
+    (script,) = await check_own_code("SCORER", "my_script:profit")
+    assert not script.ok and "__main__" in script.detail
