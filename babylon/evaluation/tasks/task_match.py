@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from babylon.core.errors import ArenaError
+from babylon.core.errors import ArenaError, BabylonError, reason_of
 from babylon.core.types import Ruling
 from babylon.evaluation.arena.betting import CERTAIN, Differences, can_reach, log_wealth, sequence
 from babylon.evaluation.arena.confidence import Interval, paired_sequence
@@ -50,7 +50,7 @@ async def play_task(
     """Let both play the worlds, batch by batch, until there is a ruling.
 
     Raises:
-        ArenaError: There is no world, a play returns no score or one outside the evaluator's
+        ArenaError: There is no world, a play fails, returns no score or one outside the evaluator's
             bounds, or it reports a harm that is no guardrail of the evaluator or no finite number.
     """
     if len(worlds) == 0:  # also of an array
@@ -93,6 +93,13 @@ async def _played(
         raise ArenaError(
             f"world {number}: the evaluator's play awaited a task that was cancelled: catch"
             " asyncio.CancelledError there"
+        ) from error
+    except BabylonError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ArenaError(
+            f"world {number}: the evaluator's play raised {reason_of(error)}: return a low score"
+            " for a bad reply, or repair the task"
         ) from error
     _check(evaluator, score, number)
     return score

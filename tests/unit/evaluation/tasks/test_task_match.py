@@ -134,6 +134,18 @@ async def test_an_evaluator_that_exits_does_not_end_the_worker() -> None:
         load_evaluator(f"{__name__}:exits")
 
 
+async def test_an_error_of_a_play_names_its_world_and_no_value() -> None:
+    class Breaks(Coin):
+        async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
+            if world == "s-7":
+                raise KeyError("the right answer")
+            return await super().play(world, policy, seed)
+
+    with pytest.raises(ArenaError, match=r"^world 7: .* raised KeyError at \S+\.py:\d+") as raised:
+        await play_task(Breaks(), POLICY, POLICY, [f"s-{number}" for number in range(64)])
+    assert "right answer" not in str(raised.value)
+
+
 async def test_an_evaluator_that_cancels_its_own_helper_does_not_cancel_the_run() -> None:
     class Cancels(Coin):
         async def play(self, world: str, policy: Endpoint, seed: int) -> PlayScore:
