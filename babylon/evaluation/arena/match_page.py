@@ -71,6 +71,7 @@ def verdict_markdown(verdict: Verdict) -> str:
         if before is not None and after is not None
     ]
     window = verdict.claim.window_id
+    without = "this gate has none" if verdict.promote else "the match did not promote"
     yardsticks = [f"| {name} | {pnl:.1f} |" for name, pnl in verdict.yardsticks.items()]
     # A table of their own: differences to the parent, in other worlds than the gate's.
     siblings = [f"| {name} | {gain:+.1f} |" for name, gain in verdict.siblings.items()]
@@ -89,8 +90,8 @@ def verdict_markdown(verdict: Verdict) -> str:
                 * bool(siblings)
             ),
             f"Decided by {verdict.evidence}; suite `{verdict.suite_digest or 'none'}`.",
-            f"Recorded play: {verdict.off_policy or 'not checked, the arena did not promote'}.",
-            f"Frozen suite: {verdict.frozen or 'not played, the match did not promote'}.",
+            f"Recorded play: {verdict.off_policy or f'not checked, {without}'}.",
+            f"Frozen suite: {verdict.frozen or f'not played, {without}'}.",
         ]
     )
 

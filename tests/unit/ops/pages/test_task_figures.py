@@ -1,5 +1,7 @@
 """Pages about a gate that compared scores of a task of one's own (``EVALUATOR``)."""
 
+from dataclasses import replace
+
 from babylon.core.types import Claim, Verdict
 from babylon.evaluation.arena.match_page import verdict_markdown
 from babylon.ops.pages.fleet_page import _gate
@@ -27,6 +29,14 @@ def test_a_tasks_score_is_not_told_as_dollars() -> None:
     assert gate_measure({"pnl_after": 0.378, "drawdown_after": None}) == "mean score"
     assert gate_measure({"pnl_after": 3.0, "drawdown_after": 2.0}) == "mean P&L, $"
     assert gate_measure({}) == "mean P&L, $"
+
+
+def test_a_gate_that_promoted_is_not_told_to_have_refused() -> None:
+    """That of a task, and a canary, have no frozen suite."""
+    page, refused = verdict_markdown(TASK), verdict_markdown(replace(TASK, promote=False))
+    assert "Recorded play: not checked, this gate has none." in page
+    assert "Frozen suite: not played, this gate has none." in page
+    assert "Frozen suite: not played, the match did not promote." in refused
 
 
 def test_small_scores_and_measures_that_nobody_took_are_shown_as_they_are() -> None:
