@@ -9,13 +9,17 @@ from babylon.core.types import Change, Deployed, Verdict
 def deployed_markdown(deployed: Deployed, verdict: Verdict) -> str:
     """Outcome, checks, the experiment's analysis, and the duration of each change of the route."""
     outcome = deployed.arm or "not deployed"
+    # Who serves a route is known only of one that was waited for.
+    changes, served = deployed.changes, ""
+    followed = changes[-1].acknowledged_by if changes else deployed.acknowledged_by
+    if changes or followed:
+        served = f", served by {', '.join(followed) or 'no gateway'}"
     lines = [
         f"# Window {deployed.claim.window_id}, policy {verdict.policy_version}: {outcome}",
         "",
         deployed.reason,
         "",
-        f"Route {deployed.route_version} is in force, served by"
-        f" {', '.join(deployed.acknowledged_by) or 'no gateway'}.",
+        f"Route {deployed.route_version} is in force{served}.",
         "",
     ]
     if deployed.checks:
