@@ -116,5 +116,6 @@ def _live(facts: WindowFacts) -> Iterator[str]:
         return
     arm = metrics.get("arm")
     policy = metrics.get("policy_version")
-    served = f"Policy {policy} serves as {arm}" if arm else "The champion stays"
+    # The champion may have changed: the fleet's play, or an experiment, decided against it.
+    served = f"Policy {policy} " + (f"serves as {arm}" if arm else "does not serve")
     yield f"{served}, on route {metrics.get('route_version')}: {metrics['deployment']}"

@@ -27,7 +27,7 @@ def page(agents: int, **facts: Any) -> str:
         retry_at=None,
         batch_id=None,
         reason=None,
-        metrics={},
+        metrics=facts.pop("metrics", {}),
         scored=None,
         updated_at=datetime(2025, 11, 14, tzinfo=UTC),
     )
@@ -85,3 +85,15 @@ def test_a_gate_that_played_nothing_shows_no_figures_and_no_promotion(scenarios:
     gate = page(1, policy=policy).partition("## The gate")[2]
     assert "Passed: a canary decides" in gate and "Promoted" not in gate
     assert ("win rate" in gate) == bool(scenarios)
+
+
+def test_a_champion_that_the_fleet_took_back_is_not_told_to_stay() -> None:
+    """A window whose policy was rejected may bring an earlier policy back."""
+    metrics: dict[str, Any] = {"policy_version": 3, "arm": None, "route_version": 9}
+    live = page(1, metrics={**metrics, "deployment": "a loss; the fleet earned -400"})
+    assert "Policy 3 does not serve, on route 9: a loss; the fleet earned" in live
+    assert "stays" not in live
+    metrics["arm"] = "challenger"
+    assert "Policy 3 serves as challenger, on route 9: " in page(
+        1, metrics={**metrics, "deployment": "so"}
+    )
