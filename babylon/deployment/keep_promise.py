@@ -124,7 +124,7 @@ async def _pairs(
             if new:
                 async with entered(store, model, seed, [rival]) as (decide,):
                     pairs[-1] = await asyncio.to_thread(pairs_of, new, decide)
-        except (ModelError, ServingError) as error:
+        except (ArtifactError, ModelError, ServingError) as error:
             log.warning("%s does not play window %s: %s", rival.name, claim.window_id, error)
     return pairs
 

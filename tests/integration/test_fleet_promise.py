@@ -8,7 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from babylon.core.errors import BabylonError, ModelError, ServingError, WindowNotReadyError
+from babylon.core.errors import (
+    ArtifactError,
+    BabylonError,
+    ModelError,
+    ServingError,
+    WindowNotReadyError,
+)
 from babylon.core.settings import Settings
 from babylon.core.trajectories import Call, Trajectory
 from babylon.core.types import Artifact, Claim, Rejection, Scored
@@ -136,9 +142,15 @@ async def test_play_that_was_left_out_or_refused_as_poor_is_evidence_too(
     assert (len(found), len(worlds)) == (counted, 2)
 
 
-@pytest.mark.parametrize("fine", [0, 2])
+@pytest.mark.parametrize(
+    ("fine", "error"), [(0, ModelError("it is damaged")), (2, ArtifactError("it is not in store"))]
+)
 async def test_a_window_that_was_never_scored_is_evidence_with_all_its_play(
-    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch, fine: int
+    store: Store,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    fine: int,
+    error: BabylonError,
 ) -> None:
     """A collapsed policy plays nothing that counts. Without the accepted plays of a small window
     the worlds that were played badly would be the only evidence."""
@@ -161,7 +173,7 @@ async def test_a_window_that_was_never_scored_is_evidence_with_all_its_play(
     @asynccontextmanager
     async def entered(*about: object) -> AsyncIterator[list[Decide]]:
         if about[-1] == [lost]:
-            raise ModelError("its weights are damaged")
+            raise error
         yield [scripted(news_follower)]
 
     monkeypatch.setattr(keep_promise, "entered", entered)
