@@ -101,7 +101,8 @@ async def answer_approval(
     found = await get_approval(store, policy_version)
     if not answered:
         remedy = f". `babylon deploy replace {policy_version}` deploys it all the same"
-        raise ApprovalError(f"policy {policy_version}: {found}{'' if found.approved else remedy}")
+        void = found.approved or found.author == SUPERSEDED  # its play may be trained again
+        raise ApprovalError(f"policy {policy_version}: {found}{'' if void else remedy}")
     return found
 
 
