@@ -16,7 +16,7 @@ from babylon.core.settings import Settings
 from babylon.evaluation.arena import engine_players
 from babylon.evaluation.arena.checkpoint_replies import reply_policy
 from babylon.evaluation.arena.engine_players import EngineTable, engine_table, entered
-from babylon.evaluation.arena.play import play
+from babylon.evaluation.arena.play import play, scripted
 from babylon.evaluation.arena.players import Player, policy_player
 from babylon.evaluation.arena.suite import unseen_scenarios
 from babylon.evaluation.preferences.draws import ReplyDraw
@@ -24,12 +24,14 @@ from babylon.evaluation.preferences.engine_sample import engine_replies
 from babylon.evaluation.tasks import task_gate
 from babylon.evaluation.tasks.task_gate import served
 from babylon.game.market.scenario import Rules
+from babylon.game.market.scripted import news_follower
 from babylon.game.market.transcripts import scripted_chats
 from babylon.serving import pinned_calls
 from babylon.serving.engine.engine_process import make_app
 from babylon.store import Store
 from babylon.store.gateways import GatewayRow, live_gateways
 from babylon.store.policies import get_policy
+from tests.deployments import announced, three_policies
 from tests.integration.test_serving import (
     Stack,
     register,
@@ -122,6 +124,21 @@ async def test_registered_policies_play_without_a_model_in_this_process(stack: S
         for decide in deciders:
             plays = await asyncio.to_thread(play, decide, WORLDS, seats=2, copies=2)
             assert len(plays.pnl) == len(WORLDS)
+
+
+async def test_a_policy_that_never_serves_again_plays_in_this_process(store: Store) -> None:
+    """No gateway loads it, and the leaderboard of a week has several."""
+    await three_policies(store)
+    await store.pool.execute(
+        "INSERT INTO babylon.releases (policy_version, author, reason) VALUES (1, 'me', 'again')"
+    )
+    (released,) = [one for one in await players(store) if one.version == 1]
+    own = scripted(news_follower)
+    async with (
+        announced(store),
+        entered(store, "babylon", 0, [replace(released, enter=lambda: own)]) as (decide,),
+    ):
+        assert decide is own
 
 
 @pytest.mark.parametrize("end", ["", "/"], ids=["address", "address with a slash"])

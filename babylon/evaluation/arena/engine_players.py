@@ -28,6 +28,7 @@ from babylon.store.connection import Store
 from babylon.store.gateways import LOAD_S, GatewayRow, live_gateways, wait_until_loaded
 from babylon.store.proposals import proposed
 from babylon.store.quarantine import probe_keys
+from babylon.store.routes import may_serve
 
 AT_ONCE = 256  # calls at one gateway: more than an engine samples together, less than a queue holds
 _TRIES = 300  # an engine that restarts loads its policies again, which takes minutes
@@ -143,12 +144,14 @@ async def entered(
         ServingError: no gateway holds all policies.
         ModelError: a checkpoint does not load.
     """
-    versions = [player.version for player in players if player.version is not None]
+    known = [player.version for player in players if player.version is not None]
+    # No gateway loads a policy that never serves again.
+    versions = [version for version in known if await may_serve(store, version)]
     async with engine_table(store, model, versions) as table:
         loop = asyncio.get_running_loop()
         yield [
             await asyncio.to_thread(player.enter)
-            if table is None or player.version is None
+            if table is None or player.version is None or player.version not in versions
             else table.decide(player.version, seed, loop)
             for player in players
         ]
