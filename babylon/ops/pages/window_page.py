@@ -114,8 +114,7 @@ def _live(facts: WindowFacts) -> Iterator[str]:
     metrics = facts.row.metrics
     if "deployment" not in metrics:
         return
-    arm = metrics.get("arm")
-    policy = metrics.get("policy_version")
+    arm, route = metrics.get("arm"), metrics.get("route_version")
     # The champion may have changed: the fleet's play, or an experiment, decided against it.
-    served = f"Policy {policy} " + (f"serves as {arm}" if arm else "does not serve")
-    yield f"{served}, on route {metrics.get('route_version')}: {metrics['deployment']}"
+    served = f"serves as {arm}, on" if arm else "does not serve; in force is"
+    yield f"Policy {metrics.get('policy_version')} {served} route {route}: {metrics['deployment']}"
