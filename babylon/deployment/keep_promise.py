@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 
-from babylon.core.errors import ArtifactError, ModelError, ServingError
+from babylon.core.errors import ArtifactError, ModelError, RouteConflictError, ServingError
 from babylon.core.trajectories import read_trajectories
 from babylon.core.types import Change, Claim, Verdict
 from babylon.core.windows import parse_window_id
@@ -57,7 +57,8 @@ async def keep_promise(
         The change of the route, if there is one.
 
     Raises:
-        BabylonError: As ``roll_back`` raises it.
+        BabylonError: As ``roll_back`` raises it; not if the gateways cannot load the policy and the
+            window has a promoted checkpoint.
     """
     if route.split is not None or store.game_problem:
         return None
@@ -82,7 +83,16 @@ async def keep_promise(
     )
     log.warning("policy %d is taken back: %s", champion, reason)
     request = ChangeRequest(author=claim.owner, reason=reason, claim=claim, route=route)
-    return await roll_back(store, request, better)
+    try:
+        return await roll_back(store, request, better)
+    except RouteConflictError:
+        raise
+    except ServingError as error:
+        # A policy that nobody can load must not hold up a better one, hour after hour.
+        if not (verdict and verdict.promote):
+            raise
+        log.error("policy %d does not return: %s", better, error)
+        return None
 
 
 def _gains_more(verdict: Verdict, usd: float) -> bool:

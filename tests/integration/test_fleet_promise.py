@@ -316,6 +316,22 @@ async def test_a_policy_that_gateways_have_unloaded_returns_too(
     assert await outcomes(store) == ["committed"] * 2  # it was loaded again
 
 
+async def test_a_better_policy_that_no_gateway_loads_holds_up_no_promoted_checkpoint(
+    store: Store, settings: Settings, claim: Claim
+) -> None:
+    await deploy_checkpoint(store, settings, replace(verdict(claim), policy_version=1))
+    await store.pool.execute(
+        "UPDATE babylon.policies SET parent_version = 1 WHERE policy_version = 2"
+    )
+    await add_pairs(store, claim, 1, 0, pairs([-700.0] * 60))
+    own = verdict(claim, route_version=2)
+    async with announced(store, refuses={0: "no such file"}):
+        with pytest.raises(ServingError, match="cannot hold policy 0"):  # somebody must know
+            await deploy_checkpoint(store, settings, replace(own, promote=False))
+        deployed = await deploy_checkpoint(store, settings, own)
+    assert "policy 2 is refused" in deployed.reason  # by its checks: it was sent out
+
+
 async def test_a_policy_that_never_serves_again_is_no_rival(
     store: Store, settings: Settings, claim: Claim
 ) -> None:
