@@ -281,6 +281,12 @@ async def list_windows(store: Store) -> list[WindowRow]:
     return [_window_row(row) for row in rows]
 
 
+async def window_lengths(store: Store) -> dict[str, int]:
+    """Return the minutes of every window that was ever claimed."""
+    rows = await store.pool.fetch("SELECT window_id, minutes FROM babylon.windows")
+    return {row["window_id"]: row["minutes"] for row in rows}
+
+
 async def windows_in_work(store: Store) -> list[WindowRow]:
     """Return the windows that a worker holds, or held when it died."""
     rows = await store.pool.fetch(

@@ -14,8 +14,9 @@ from babylon.core.artifacts import write_artifact
 from babylon.core.errors import ArenaError
 from babylon.core.settings import Settings
 from babylon.core.trajectories import TRAJECTORY_SCHEMA, Trajectory, trajectory_row
-from babylon.core.types import Scored, Trained, Verdict
+from babylon.core.types import OffPolicy, Scored, Trained, Verdict
 from babylon.core.windows import parse_window_id
+from babylon.evaluation.arena import held_out
 from babylon.evaluation.arena.held_out import held_out_play
 from babylon.evaluation.tasks import task_gate
 from babylon.store import Store
@@ -42,10 +43,17 @@ async def base(store: Store) -> None:
 
 
 async def trained_window(
-    store: Store, settings: Settings, hour: int, *, parent: int = 0, state: str = "deployed"
+    store: Store,
+    settings: Settings,
+    hour: float,
+    *,
+    parent: int = 0,
+    state: str = "deployed",
+    minutes: int = 60,
 ) -> Trained:
     """A window that trained a policy, with a play of each agent that dropout left out."""
-    window = parse_window_id(f"2025-11-14T{hour:02}:00")
+    start = f"2025-11-14T{int(hour):02}:{int(60 * (hour % 1)):02}"
+    window = parse_window_id(start, minutes)
     claim = await claim_window(store, window, owner="worker", lease_s=60)
     batch = f"window-{window.id}"
     version = await commit_under(
@@ -131,6 +139,26 @@ async def test_an_evaluator_gets_play_of_no_hour_that_the_challengers_line_was_t
     with pytest.raises(ArenaError, match="made no worlds"):  # it has play, and does not use it
         await judged(other)
     assert got == ["09"]
+
+
+async def test_windows_of_one_hour_share_its_outcomes_whatever_their_length(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 45 minutes that starts at 9:45 was played from 10:00 to 10:30 too."""
+    await trained_window(store, settings, 10.5, state="rejected", minutes=45)
+    trained = await trained_window(store, settings, 9.75, minutes=45)
+    apart = await held_out.trained_hours(store, trained)
+    assert apart == {"2025-11-14T09", "2025-11-14T10"}
+    assert (await held_out_play(store, trained, apart))[0] == []
+    told: list[bool] = []
+
+    def check(*about: Any) -> OffPolicy:
+        told[:] = about[-1]
+        return OffPolicy()
+
+    monkeypatch.setattr(held_out, "_check", check)
+    await held_out.held_out_check(store, trained, settings.training)
+    assert told == [False] * len(told) and len(told) == 2 * len(AGENTS)
 
 
 async def test_the_hours_of_a_line_are_read_without_the_trajectories_of_all_years(

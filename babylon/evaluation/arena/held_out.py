@@ -38,7 +38,8 @@ proves no gain: who has learned by heart how its markets ended would gain there 
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ from babylon.core.errors import ArtifactError
 from babylon.core.learning_settings import TrainingSettings, reading_precision
 from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
-from babylon.core.windows import WindowState
+from babylon.core.windows import GAME_MINUTES, WindowState, start_of
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
 from babylon.evaluation.arena.play import Floats
 from babylon.evaluation.experiment.difference import student
@@ -55,7 +56,7 @@ from babylon.store.connection import Store
 from babylon.store.lineage import descends, trained_into, windows_trained_into
 from babylon.store.policies import policy_of_batch
 from babylon.store.published import read_withheld
-from babylon.store.windows import WindowRow, list_windows
+from babylon.store.windows import WindowRow, list_windows, window_lengths
 
 MOST = 512  # trajectories: enough for a mean; a large model needs minutes for them
 MIN_ESS = 30.0  # trajectories; below, the mean's interval is not Student's
@@ -72,8 +73,8 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
     if not found:
         return OffPolicy(problem=problem)
     checkpoint = store.home.resolve(trained.checkpoint_uri)
-    hours = await trained_hours(store, trained)
-    fresh = np.array([_hour(trajectory.window_id) not in hours for trajectory in found])
+    hours, lengths = await trained_hours(store, trained), await window_lengths(store)
+    fresh = np.array([hours.isdisjoint(_hours(one.window_id, lengths)) for one in found])
     return await asyncio.to_thread(
         _check, checkpoint, found, training, trained.parent_version, fresh
     )
@@ -81,11 +82,16 @@ async def held_out_check(store: Store, trained: Trained, training: TrainingSetti
 
 async def trained_hours(store: Store, trained: Trained) -> frozenset[str]:
     """Return the hours on which the challenger's line was trained: outcomes are of whole hours."""
-    return frozenset(map(_hour, await windows_trained_into(store, trained.policy_version)))
+    lengths = await window_lengths(store)
+    windows = await windows_trained_into(store, trained.policy_version)
+    return frozenset(hour for window_id in windows for hour in _hours(window_id, lengths))
 
 
-def _hour(window_id: str) -> str:
-    return window_id[: len("YYYY-MM-DDTHH")]
+def _hours(window_id: str, lengths: Mapping[str, int]) -> list[str]:
+    """Return the hours of which a window has a part: one of 45 minutes may end in the next."""
+    start = start_of(window_id)
+    minutes = start.minute + lengths.get(window_id, GAME_MINUTES)
+    return [f"{start + timedelta(hours=n):%Y-%m-%dT%H}" for n in range(math.ceil(minutes / 60))]
 
 
 async def held_out_play(
@@ -99,7 +105,7 @@ async def held_out_play(
     withheld = await read_withheld(store)
     problem = "no held-out play: all that was recorded was trained on or taken down"
     for row in reversed(await list_windows(store)):
-        if _hour(row.window_id) in apart_from:
+        if any(hour in apart_from for hour in _hours(row.window_id, {row.window_id: row.minutes})):
             continue
         for artifact in await _held_out(store, row, trained):
             try:
