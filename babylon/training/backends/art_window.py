@@ -22,7 +22,7 @@ from babylon.core.text import find_secrets, redact
 from babylon.core.trajectories import Call, TrainingRow
 from babylon.training.backends.train_input import TrainInput
 from babylon.training.call_tokens import sampling_obstacle
-from babylon.training.grpo.advantage import advantages
+from babylon.training.grpo.advantage import MIN_GROUP_STD, advantages
 from babylon.training.grpo.training_input import ScoredTrajectory
 from babylon.training.update_result import Excluded
 
@@ -73,8 +73,9 @@ def art_window(rows: Sequence[TrainingRow], limits: ArtLimits) -> ArtWindow:
     if not chosen:
         raise WindowNotReadyError(
             f"none of the {len(groups)} groups ({len(rows)} trajectories) has two members with"
-            f" differing scores and a trainable call (left out: {dict(reasons)}): let more agents"
-            " play a scenario, through the gateway"
+            f" differing scores and a trainable call (left out: {dict(reasons)}; a standard"
+            f" deviation below {MIN_GROUP_STD:g} is a tie): let more agents play a scenario,"
+            " through the gateway"
         )
     # Redaction goes by the form of secrets, so its result is checked before it leaves this machine.
     sent = chosen

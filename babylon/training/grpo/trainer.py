@@ -130,7 +130,8 @@ def _iterate(state: TrainState, journal: Journal | None, progress: Progress | No
             if distance(state) > 1:
                 return
             share = (record.iteration - 2 + (steps - 1) / (2 * steps)) / iterations
-            adapt_rate(state.optimizer, config, kl_of_iteration(record), share)
+            if record.losses:  # else every token is masked, which tells nothing of the rate
+                adapt_rate(state.optimizer, config, kl_of_iteration(record), share)
 
 
 def _begin(

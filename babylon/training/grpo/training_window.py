@@ -14,7 +14,7 @@ from itertools import pairwise
 from random import Random
 from statistics import fmean
 
-from babylon.training.grpo.advantage import call_masses, call_weights
+from babylon.training.grpo.advantage import MIN_GROUP_STD, call_masses, call_weights
 from babylon.training.grpo.config import MAX_STALENESS, TrainerConfig
 from babylon.training.grpo.credit import call_advantages
 from babylon.training.grpo.prefix_tree import (
@@ -239,6 +239,6 @@ def _why_nothing(
     left_out = f"; left out as too old: {stale}" if stale else ""
     return (
         f"none of the {len({t.group for t in fresh})} groups ({len(fresh)} trajectories) has two"
-        " members with differing scores: let more agents play a scenario, or use another"
-        f" scorer{left_out}"
+        f" members with differing scores (a standard deviation below {MIN_GROUP_STD:g} is a tie):"
+        f" let more agents play a scenario, or use a scorer with wider scores{left_out}"
     )

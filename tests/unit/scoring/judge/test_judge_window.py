@@ -6,8 +6,9 @@ import pytest
 
 from babylon.core.errors import ScoringError
 from babylon.scoring.judge.budget import Budget, BudgetLimits, BudgetSpentError
+from babylon.scoring.judge.cached_judge import BlockVerdict
 from babylon.scoring.judge.judge_client import JudgeClient, Price
-from babylon.scoring.judge.judge_window import judge_window
+from babylon.scoring.judge.judge_window import _from_scores, judge_window
 from babylon.scoring.judge.judgment import GroundTruth, Level
 from babylon.scoring.judge.memory_ledger import MemoryJudgments
 from benchmarks.loopback_judge import LoopbackJudge, Mind
@@ -50,6 +51,25 @@ async def test_without_noise_the_order_is_exact_at_any_size(list_size, count):
         one.trajectory.trajectory_id for one in group
     ]
     assert all(0 <= one.low <= one.score <= one.high <= 1 for one in judgments.scores)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6])
+async def test_one_reading_of_one_list_keeps_the_judges_order(count):
+    group, worths = ladder(count)
+    async with bench() as (judge, client):
+        judgments = await judge_all(client, group, repeats=False)
+    assert len(judge.prompts) == 1
+    assert kendall(worths, values(judgments)) == 1
+
+
+@pytest.mark.parametrize("said", [(0.2, 0.7, 0.7, 0.9), (0.0, 0.0, 0.0, 1.0), (0.5, 0.5)])
+def test_one_reading_of_one_list_gives_the_judges_scores_back_and_keeps_its_ties(said):
+    verdict = BlockVerdict(
+        block=tuple(range(len(said))), scores=said, explanations=("",) * len(said)
+    )
+    found = _from_scores([verdict], len(said), together=True).scores
+    assert found == pytest.approx(said, abs=1e-6)
+    assert len(set(found)) == len(set(said))
 
 
 async def test_a_group_that_fits_into_one_list_is_repeated_whole():

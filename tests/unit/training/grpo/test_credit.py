@@ -86,6 +86,12 @@ def test_equal_steps_teach_nothing():
         compile_window(group, config(0.0))
 
 
+def test_scores_that_differ_too_little_are_told_the_bound():
+    group = [trajectory(name, [], steps=(0,), score=s) for name, s in (("a", 0.0001), ("b", 0.0))]
+    with pytest.raises(NothingToTrainError, match=r"below 0\.001 is a tie.*wider scores"):
+        compile_window(group, config(0.0))
+
+
 def test_scores_alone_are_compared_as_trajectories():
     judged = [
         replace(trajectory(name, [0, 0], score=s), rewards={}) for name, s in (("a", 0), ("b", 1))

@@ -350,3 +350,13 @@ def test_a_window_whose_every_token_is_masked_leaves_the_model_alone() -> None:
     with pytest.raises(NothingToTrainError, match="is masked"):
         train_on_window(model, optimizer, compile_window(impossible(window()), config))
     assert torch.equal(weights(model), before)
+
+
+def test_a_window_whose_every_token_is_masked_tells_nothing_of_the_rate() -> None:
+    """An objective of pairs may go on with this optimiser."""
+    model = tiny_model(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = TrainerConfig(iterations=4, trajectories_per_step=8, target_kl=0.02)
+    with pytest.raises(NothingToTrainError, match="is masked"):
+        train_on_window(model, optimizer, compile_window(impossible(window()), config))
+    assert rate_factor(optimizer) == 1.0
