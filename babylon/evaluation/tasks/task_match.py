@@ -94,7 +94,7 @@ async def _played(
             f"world {number}: the evaluator's play awaited a task that was cancelled: catch"
             " asyncio.CancelledError there"
         ) from error
-    except BabylonError:
+    except (BabylonError, ConnectionError):  # after a broken connection the stage is repeated
         raise
     except Exception as error:  # the user's code may raise anything
         raise ArenaError(

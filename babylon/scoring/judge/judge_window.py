@@ -372,15 +372,19 @@ def _place(at: int, count: int) -> float:
 
 
 def _from_scores(verdicts: Sequence[BlockVerdict], items: int, *, together: bool) -> Estimate:
-    found = [
-        ScoreObservation(request=request, item=item, place=_place(at, len(v.block)), score=score)
-        for request, v in enumerate(verdicts)
-        for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
-        if item < items  # not a canary
-    ]
-    # Where no item was shown twice, the data cannot tell a place's bias from a worth.
-    again = len(found) > len({one.item for one in found})
-    return calibrate(found, items, together=together and again)
+    return calibrate(
+        [
+            ScoreObservation(
+                request=request, item=item, place=_place(at, len(v.block)), score=score
+            )
+            for request, v in enumerate(verdicts)
+            for at, (item, score) in enumerate(zip(v.block, v.scores, strict=True))
+            if item < items  # not a canary
+        ],
+        items,
+        # In a single list the data cannot tell a place's bias from a worth.
+        together=together and len(verdicts) > 1,
+    )
 
 
 def _readings(verdicts: Sequence[BlockVerdict], items: int) -> dict[int, float]:
