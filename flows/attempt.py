@@ -13,6 +13,7 @@ from babylon.flows.train_window import train_window
 from babylon.stages.turn import waits_undecided
 from babylon.store import Store, open_store
 from babylon.store.holds import running_hold
+from babylon.store.windows import get_window
 
 log = logging.getLogger("babylon.flows")
 
@@ -26,7 +27,8 @@ async def attempt(
     """Train one window. Log any error and return it as a result of status ``failed``.
 
     A hold that began after the windows were chosen leaves those that are not begun ``ready``. One
-    that waits for an experiment stays ``scored``, while the reviews decide nothing.
+    that another run holds by now is left to it. One that waits for an experiment stays ``scored``,
+    while the reviews decide nothing.
     """
     try:
         async with open_store(await settings_with(overrides, blocks)) as store:
@@ -47,6 +49,9 @@ async def _not_begun(store: Store, window_id: str) -> WindowResult | None:
     state, reason = WindowState.READY, str(await running_hold(store) or "")
     if reason:
         log.warning("window %s is not begun: %s", window_id, reason)
+    elif (row := await get_window(store, window_id)) and row.leased:
+        state, reason = row.state, f"{row.owner} is training it now"
+        log.info("window %s is left to another run: %s", window_id, reason)
     elif reason := await waits_undecided(store, window_id):
         state = WindowState.SCORED
         log.info("window %s waits: %s", window_id, reason)

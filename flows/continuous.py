@@ -24,7 +24,7 @@ from babylon.tasks.retire import retention_is_due, retire
 from babylon.tasks.stage import run_after
 
 log = logging.getLogger("babylon.flows")
-AWAITING_S = 60.0  # between looks while the last window waits for its market outcomes
+AWAITING_S = 60.0  # between looks while market outcomes or the database are awaited
 
 
 async def continuous(
@@ -33,8 +33,8 @@ async def continuous(
     """Train the windows that are ready, oldest first, and yield each result.
 
     Look for windows at once, then whenever another ``frequency`` windows have closed by the
-    database's clock. While the last window waits for its market outcomes, look every minute. A
-    window that fails is tried again at a later look.
+    database's clock. While the last window waits for its market outcomes, or the database is away,
+    look every minute. A window that fails is tried again at a later look.
 
     Raises:
         DatabaseError, OSError: the database is unreachable at the start. Later this is logged.
@@ -52,7 +52,7 @@ async def continuous(
                     store, settings.windows, settings.quality, clock=clock
                 )
                 last = last_complete_window(clock.now, settings.windows.minutes)
-                truth_is_awaited = await awaits_outcomes(
+                awaited = await awaits_outcomes(
                     store, last, clock.now, settings.windows.outcomes_wait_s
                 )
             ahead = datetime.now(UTC) - clock.now
@@ -60,14 +60,14 @@ async def continuous(
             if look == 0:
                 raise
             log.error("the database is unreachable, no window was trained: %s", error)
-            waiting, truth_is_awaited = [], ""
+            waiting, awaited = [], "the database"
         for window in waiting:
             yield await attempt(window.key, overrides)
         if retention_is_due(settings.home):  # not only after a window that ends
             await run_after("the look", retire, settings)
         settled = looked - ahead - timedelta(seconds=settings.windows.grace_s)
         moment = next_look(settings.windows, settled) + ahead
-        if truth_is_awaited:
+        if awaited:
             moment = min(moment, datetime.now(UTC) + timedelta(seconds=AWAITING_S))
         if look == 0:  # look again soon: a run that died just before may still hold a lease
             moment = min(moment, datetime.now(UTC) + timedelta(seconds=settings.windows.lease_s))

@@ -13,9 +13,9 @@ from babylon.core.errors import ExperimentRunningError
 from babylon.core.settings import WindowSettings
 from babylon.core.types import Claim
 from babylon.core.windows import Window, WindowState, parse_window_id
-from babylon.store.connection import Store
+from babylon.store.connection import UNREACHABLE, Store
 from babylon.store.experiments import newest_decision
-from babylon.store.line import take_line
+from babylon.store.line import Before, take_line
 from babylon.store.routes import current_route, list_routes
 from babylon.store.windows import get_window
 
@@ -41,7 +41,7 @@ async def wait_for_turn(
         FencedError: another worker took over the window.
     """
     said = tried = ""
-    while before := await take_line(store, claim):
+    while before := await _before(store, windows, claim):
         if said != before.reason:
             log.info("window %s waits for its turn: %s", claim.window_id, before.reason)
             said = before.reason
@@ -51,6 +51,17 @@ async def wait_for_turn(
         else:
             tried = ""
             await asyncio.sleep(windows.lease_s / LOOKS)
+
+
+async def _before(store: Store, windows: WindowSettings, claim: Claim) -> Before | None:
+    """Take the line. A wait of hours outlasts each outage that is shorter than the lease."""
+    for _ in range(LOOKS):
+        try:
+            return await take_line(store, claim)
+        except UNREACHABLE as error:
+            log.warning("window %s cannot look for its turn now: %r", claim.window_id, error)
+            await asyncio.sleep(windows.lease_s / LOOKS)
+    return await take_line(store, claim)
 
 
 async def experiment_runs(store: Store) -> bool:

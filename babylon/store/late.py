@@ -28,21 +28,25 @@ WHERE state = ANY($1) AND collected_at IS NOT NULL AND position('+' IN window_id
 # The game's tables may be in another database. So its rows are read first, then compared here. For
 # one window Postgres finds them by index; for all windows it joins by hash, once for each length of
 # windows, and reads the narrow columns once. A row may lie in finished windows of two lengths.
+# OFFSET 0: else the planner, which expects many lengths, compares each row with each window.
 _PLAYED = """
 WITH finished AS (
     SELECT window_id, minutes, window_id::timestamp AS start
     FROM unnest($1::text[], $2::int[]) AS w (window_id, minutes)
 )
-SELECT t."trajectoryId", string_agg(w.window_id, ' '), min(t."createdAt"), min(t."agentId")
-FROM (SELECT DISTINCT minutes FROM finished) AS length
-CROSS JOIN trajectories t
-JOIN finished w ON w.minutes = length.minutes
-    AND w.start = CASE WHEN isfinite(t."startTime") THEN date_bin(
-        make_interval(mins => length.minutes), t."startTime", '2000-01-01') END
-WHERE t."startTime" >= coalesce($3, '-infinity'::timestamptz) AT TIME ZONE 'UTC'
-  AND t."startTime" < coalesce($4, 'infinity'::timestamptz) AT TIME ZONE 'UTC'
-  AND {condition}
-GROUP BY t."trajectoryId"
+SELECT "trajectoryId", string_agg(window_id, ' '), min("createdAt"), min("agentId")
+FROM (
+    SELECT t."trajectoryId", t."createdAt", t."agentId", length.minutes,
+        CASE WHEN isfinite(t."startTime") THEN date_bin(
+            make_interval(mins => length.minutes), t."startTime", '2000-01-01') END AS start
+    FROM (SELECT DISTINCT minutes FROM finished) AS length
+    CROSS JOIN trajectories t
+    WHERE t."startTime" >= coalesce($3, '-infinity'::timestamptz) AT TIME ZONE 'UTC'
+      AND t."startTime" < coalesce($4, 'infinity'::timestamptz) AT TIME ZONE 'UTC'
+      AND {condition}
+    OFFSET 0
+) AS play JOIN finished USING (minutes, start)
+GROUP BY "trajectoryId"
 """
 _PLAYED_HERE = _PLAYED.format(condition=UNTRAINED)
 # Another database knows nothing of `babylon.trained`, so all of the game's rows are read.

@@ -1,7 +1,8 @@
 """Backfill, continuous and publish: what they choose, and that one window never stops the rest."""
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from babylon.core.errors import DatabaseError, ServingError, TrainingError
 from babylon.core.settings import Settings
 from babylon.core.settings_loading import load_settings
 from babylon.core.types import Published, WindowResult
-from babylon.core.windows import WindowState
+from babylon.core.windows import Clock, WindowState
 from babylon.dataset.build import build_tables
 from babylon.flows import attempt
 from babylon.flows.backfill import backfill
@@ -244,6 +245,39 @@ async def test_continuous_ends_at_once_without_a_database(monkeypatch: pytest.Mo
     unreachable = {"database": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
     with pytest.raises(DatabaseError):
         await anext(continuous(unreachable))
+
+
+async def test_continuous_looks_again_soon_when_the_database_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not when the next windows close: that is a day later with TRAINING_FREQUENCY_WINDOWS=24."""
+    looks: list[timedelta] = []
+
+    @asynccontextmanager
+    async def opened(_: Settings) -> AsyncIterator[None]:
+        if looks:
+            raise ConnectionRefusedError
+        yield
+
+    async def nap(moment: datetime) -> None:
+        looks.append(moment - datetime.now(UTC))
+        if len(looks) == 2:
+            raise TrainingError("enough")
+
+    now = AsyncMock(return_value=Clock(now=datetime.now(UTC)))
+    for name, value in {
+        "open_store": opened,
+        "review_running": AsyncMock(),
+        "read_clock": now,
+        "pending_windows": AsyncMock(return_value=[]),
+        "awaits_outcomes": AsyncMock(return_value=""),
+        "retention_is_due": lambda _: False,
+        "sleep_until": nap,
+    }.items():
+        monkeypatch.setattr(f"babylon.flows.continuous.{name}", value)
+    with pytest.raises(TrainingError, match="enough"):
+        await anext(continuous({"windows": {"minutes": 1440, "frequency": 2}}))
+    assert looks[1] <= timedelta(minutes=1)
 
 
 async def test_continuous_outlives_a_database_that_goes_away_and_comes_back(

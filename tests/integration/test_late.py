@@ -1,6 +1,7 @@
 """Late rows and open transactions, on a real Postgres."""
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -9,6 +10,7 @@ import pytest
 from babylon.core.errors import FencedError, WindowNotReadyError
 from babylon.core.windows import FINISHED, Window, WindowState, window_at
 from babylon.stages.collect import collect_window
+from babylon.store import late
 from babylon.store.connection import clock_of, read_clock
 from babylon.store.late import admit_late, count_late, list_late, note_late, store_collected
 from babylon.store.published import withhold
@@ -124,6 +126,40 @@ async def test_a_collection_replaces_the_one_before(store):
     assert [row[0] for row in rows] == ["three", "two"]
     row = await get_window(store, WINDOW.id)
     assert row.state == WindowState.COLLECTED
+
+
+@pytest.mark.parametrize("query", [late._PLAYED_HERE, late._PLAYED_ELSEWHERE])
+async def test_a_row_is_compared_with_no_other_window_than_its_own(store, query):
+    """With 260,000 rows and 2,160 windows, each with each took minutes."""
+    windows, each = 200, 5
+    start = datetime(2025, 1, 1)
+    await store.pool.execute("INSERT INTO \"User\" (id) VALUES ('a')")
+    await store.pool.execute(_MANY, start, windows, each)
+    await store.pool.execute("ANALYZE trajectories")
+    ids = [f"{start + timedelta(hours=n):%Y-%m-%dT%H:%M}" for n in range(windows)]
+    plan = await store.pool.fetchval(
+        f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {query}", ids, [60] * windows, None, None
+    )
+    (found,) = json.loads(plan)
+    assert found["Plan"]["Actual Rows"] == windows * each
+    assert most_rows(found["Plan"]) <= 2 * windows * each
+
+
+def most_rows(node):
+    """The rows of the node of a plan that made most."""
+    own = node["Actual Rows"] * node["Actual Loops"]
+    return max([own, *map(most_rows, node.get("Plans", ()))])
+
+
+_MANY = """
+INSERT INTO trajectories (id, "trajectoryId", "agentId", "startTime", "endTime", "durationMs",
+    "windowId", "stepsJson", "rewardComponentsJson", "metricsJson", "metadataJson", "totalReward",
+    "episodeLength", "finalStatus", "updatedAt", "createdAt")
+SELECT name, name, 'a', start, start, 1, NULL, '[]', '{}', '{}', '{}', 0, 1, 'done', start, start
+FROM generate_series(0, $2::int - 1) AS hour, generate_series(1, $3::int) AS number,
+    LATERAL (SELECT hour || '-' || number AS name,
+                    $1::timestamp + make_interval(hours => hour, mins => number) AS start) AS played
+"""
 
 
 async def test_a_window_waits_for_a_transaction_that_wrote_in_time(store, settings):

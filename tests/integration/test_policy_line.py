@@ -1,6 +1,9 @@
 """One line of policies: a candidate whose parent no longer leads is trained again, never lost."""
 
+import asyncio
+import logging
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -12,7 +15,8 @@ from babylon.deployment.change import ChangeRequest, checks_under
 from babylon.deployment.replace import replace_champion
 from babylon.stages.claim import claimed
 from babylon.stages.deploy import deploy_checkpoint
-from babylon.store import Store
+from babylon.stages.turn import wait_for_turn
+from babylon.store import Store, open_store
 from babylon.store.attempts import list_attempts
 from babylon.store.learning import window_learning
 from babylon.store.line import take_line
@@ -28,6 +32,7 @@ from babylon.store.releases import release_window, supersede
 from babylon.store.routes import all_routes, commit_route, superseded
 from babylon.store.windows import claim_window, get_window, release, set_state
 from tests.deployments import serving, verdict
+from tests.switchable_relay import SwitchableRelay
 
 NINE, TEN, ELEVEN = (f"2025-11-14T{hour}:00" for hour in ("09", "10", "11"))
 BY_HAND = ChangeRequest(author="operator", reason="by hand")
@@ -198,6 +203,34 @@ async def test_the_oldest_waiting_window_goes_first(store: Store) -> None:
     before = await take_line(store, late)
     assert before and before.reason == f"window {NINE}, of bob, is older"
     assert await take_line(store, early) is None
+
+
+async def test_a_wait_outlasts_an_outage_that_is_shorter_than_the_lease(
+    store: Store, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One broken socket in hours would let the window fail, rest, and be scored again."""
+    caplog.set_level(logging.INFO, "babylon")
+    ada, bob = await scored(store, NINE), await scored(store, TEN, "bob")
+    assert await take_line(store, ada) is None
+    relay, through = SwitchableRelay.of(settings)
+    often = settings.windows.model_copy(update={"lease_s": 2.0})
+
+    async def until_said(text: str) -> None:
+        async with asyncio.timeout(60):
+            while text not in caplog.text:
+                await asyncio.sleep(0.02)
+
+    async with relay, open_store(through) as other:
+        waits = asyncio.create_task(wait_for_turn(other, often, bob, AsyncMock()))
+        await until_said("waits for its turn")
+        relay.shut()
+        await until_said("cannot look for its turn now")
+        await relay.open()
+        await set_state(store, ada, WindowState.FAILED, reason="loss is nan")
+        async with asyncio.timeout(60):
+            await waits
+    before = await take_line(store, ada)
+    assert before and before.reason == f"bob trains window {TEN}"
 
 
 async def test_a_half_finished_window_goes_first_unless_it_rests(store: Store) -> None:

@@ -25,6 +25,10 @@ BY_HAND = {
     "blocks": ["babylon-judge/strict"],
     "placement": "inline",
 }
+OF_RECIPE = {
+    "window_id": "2025-11-14T05:00",
+    "overrides": {"windows": {"recipe": "short"}, "quality": {"min_actions": 1}},
+}
 
 
 @pytest.fixture
@@ -43,9 +47,9 @@ async def prefect() -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
         return web.json_response({"state": {"type": "CRASHED" if died else "SCHEDULED"}})
 
     async def dead(request: web.Request) -> web.Response:
-        (name,) = (await request.json())["flow_runs"]["name"]["any_"]
-        run = {"state_type": "CRASHED", "parameters": BY_HAND}
-        return web.json_response([run] if name == BY_HAND["window_id"] else [])
+        names = (await request.json())["flow_runs"]["name"]["any_"]
+        ran = [one for one in (BY_HAND, OF_RECIPE) if one["window_id"] in names]
+        return web.json_response([{"state_type": "CRASHED", "parameters": one} for one in ran])
 
     app = web.Application()
     app.router.add_post("/api/flow_runs/filter", dead)
@@ -104,6 +108,26 @@ async def test_a_window_is_taken_up_with_the_settings_of_the_dead_run(
     }
     assert run["parameters"]["blocks"] == ["babylon-judge/strict"]
     assert "placement" not in run["parameters"]  # the deployment's own
+
+
+@pytest.mark.parametrize(
+    ("window_id", "quality"),
+    [(f"{OF_RECIPE['window_id']}+short", {"min_actions": 1}), (OF_RECIPE["window_id"], None)],
+)
+async def test_a_recipe_is_taken_up_with_the_settings_of_its_own_run(
+    store: Store,
+    prefect: tuple[str, list[dict[str, Any]]],
+    window_id: str,
+    quality: dict[str, int] | None,
+) -> None:
+    """The run is named after the window, and the recipe trains a window once."""
+    url, asked = prefect
+    await claim_window(store, parse_window_id(window_id), owner="box:1:a", lease_s=0)
+    async with aiohttp.ClientSession() as http:
+        await _take_up(store, http, PrefectApi(url=url))
+    (run,) = asked
+    assert run["parameters"]["window_id"] == window_id
+    assert run["parameters"]["overrides"].get("quality") == quality
 
 
 async def test_a_window_that_is_only_judged_again_is_never_trained(

@@ -77,6 +77,14 @@ async def test_it_may_begin_once_a_review_decides_or_none_is_recent(store: Store
     assert await waits_undecided(store, WINDOW.key) == ""  # the experiment is over
 
 
+async def test_a_window_that_another_run_took_meanwhile_is_no_failure(store: Store) -> None:
+    """A backfill beside the hourly run meets it at each window, and would end in red."""
+    await claim(store)
+    result = await attempt(WINDOW.key)
+    assert (result.status, result.changed) == (WindowState.SCORED, False)
+    assert result.reason == "test is training it now"
+
+
 async def test_a_window_that_is_not_scored_or_is_lost_begins(store: Store) -> None:
     await _review(store, "insufficient")
     assert await waits_undecided(store, "2025-11-14T10:00") == ""  # never claimed

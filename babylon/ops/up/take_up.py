@@ -93,8 +93,10 @@ async def _end_dead_run(
     claimed = next((one.began_at for one in attempts if one.epoch == row.epoch), None)
     if claimed is None:  # retention removed it: no run is that old
         return {}
+    # A run by hand may have its recipe among its settings, and is named after the window alone.
+    names = {row.window_id, row.window_id.partition("+")[0]}
     runs = {
-        "name": {"any_": [row.window_id]},
+        "name": {"any_": sorted(names)},
         "state": {"type": {"any_": ["RUNNING", "PAUSED", "CRASHED"]}},
         "start_time": {"before_": claimed.isoformat()},
     }
@@ -103,7 +105,8 @@ async def _end_dead_run(
         "flows": {"name": {"any_": ["train-window"]}},
         "sort": "START_TIME_DESC",
     }
-    found_runs = await call(http, api, "POST", "flow_runs/filter", wanted)
+    named = await call(http, api, "POST", "flow_runs/filter", wanted)
+    found_runs = [run for run in named if _window_of(run["parameters"]) == row.window_id]
     for run in found_runs:
         if run["state_type"] == "CRASHED":  # Prefect, or an earlier look, has ended it
             continue
@@ -118,6 +121,13 @@ async def _end_dead_run(
         await call(http, api, "POST", f"{path}/set_state", {"state": ended, "force": True})
         log.info("run %s of window %s is ended: its worker died", run["id"], row.window_id)
     return found_runs[0]["parameters"] if found_runs else {}
+
+
+def _window_of(parameters: Parameters) -> str:
+    """Return the id of the window that a run with these parameters claims."""
+    window_id = str(parameters["window_id"])
+    recipe = ((parameters.get("overrides") or {}).get("windows") or {}).get("recipe")
+    return f"{window_id}+{recipe}" if recipe and "+" not in window_id else window_id
 
 
 async def _start_run(
