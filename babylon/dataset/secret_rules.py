@@ -26,6 +26,8 @@ _SEED_WORDS = "|".join(Mnemonic("english").wordlist)
 _ENTROPY_BITS = 4.2  # a character of random base64 has about 5.2 in 40 characters, a path about 3.9
 _DIGIT = re.compile(r"\d")
 _SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amount
+# Not `+1.4155552671`, as registries of domains write a telephone number.
+_AMOUNT = re.compile(r"\+(?:\d{4,}\.\d+|\d+\.(?:\d{1,6}|\d{13,}))(?![\d.])")
 _IPV6_GROUPS = 8
 _SCHEME_END = r":(?:\\*/){2,4}"
 _PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
@@ -47,6 +49,8 @@ class Rule:
 
 def _is_phone(text: str) -> bool:
     """True for a telephone number, also with digits of something else behind a separator."""
+    if _AMOUNT.match(text):
+        return False
     ends = (match.start() for match in _SEPARATOR.finditer(text))
     return _phone(text, phonenumbers.is_possible_number) or any(
         _phone(text[:end], phonenumbers.is_valid_number) for end in ends

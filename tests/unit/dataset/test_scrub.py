@@ -206,6 +206,17 @@ def test_what_stands_beside_a_telephone_number_or_an_address_hides_neither() -> 
         assert scrub(text) == text, text
 
 
+def test_a_signed_amount_is_no_telephone_number() -> None:
+    drawn = random.Random(3)
+    amounts = [drawn.uniform(0, 10**power) for power in range(8) for _ in range(200)]
+    for amount in amounts:
+        for text in (f"P&L {amount:+.2f} USD", f"P&L {amount:+.6f}", f"P&L {amount:+.4f} (-3.25)"):
+            assert scrub(text) == text
+    assert not found(["P&L by day: +151.54 -3.25 7.10"])
+    for number in ("+1.415.555.2671", "+1.4155552671", "+44 20.7946.0958", "+1 415.555.2671"):
+        assert scrub(f"call {number}.") == "call [PHONE]."
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
