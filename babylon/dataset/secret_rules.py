@@ -28,6 +28,8 @@ _DIGIT = re.compile(r"\d")
 _SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amount
 # Not `+1.4155552671`, as registries of domains write a telephone number.
 _AMOUNT = re.compile(r"\+(?:\d{4,}\.\d+|\d+\.(?:\d{1,6}|\d{13,}))(?![\d.])")
+# The parts of a path or a name: a word, an abbreviation or a number, each with a few digits.
+_WORDS = re.compile(r"(?:(?:(?:[A-Z]?[a-z]+|[A-Z]+)\d{0,4}|\d+[a-zA-Z]?)?(?:[/_+\-=]|$))+")
 _IPV6_GROUPS = 8
 _SCHEME_END = r":(?:\\*/){2,4}"
 _PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
@@ -82,9 +84,9 @@ def _is_ip(text: str) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """True for a text of mixed characters that looks drawn at random."""
+    """True for a text of mixed characters that looks drawn at random, and is no path of words."""
     kinds = (str.isupper, str.islower, str.isdigit)
-    if not all(any(map(kind, text)) for kind in kinds):
+    if not all(any(map(kind, text)) for kind in kinds) or _WORDS.fullmatch(text):
         return False
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares) > _ENTROPY_BITS

@@ -217,6 +217,19 @@ def test_a_signed_amount_is_no_telephone_number() -> None:
         assert scrub(f"call {number}.") == "call [PHONE]."
 
 
+def test_a_path_of_words_is_not_drawn_at_random() -> None:
+    for text in (
+        "https://www.nytimes.com/2025/11/14/business/Federal-Reserve-Interest-Rates-Powell.html",
+        "/markets/us/wall-st-futures-rise-Fed-rate-cut-hopes-2025-11-14/",
+        "docs/benchmarks/2026-11-30/Qwen2-Instruct/run_A/learning_curve_of_GPT5_in_Q3",
+    ):
+        assert scrub(text) == text
+    drawn, letters = random.Random(4), f"{BASE58}0OIl+/-_"
+    for _ in range(1000):
+        key = "".join(drawn.choice(letters) for _ in range(44))
+        assert key not in scrub(f"https://example.com/2025/reset-Password/{key}")
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
