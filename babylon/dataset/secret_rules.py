@@ -30,10 +30,16 @@ _SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amo
 _AMOUNT = re.compile(r"\+(?:\d{4,}\.\d+|\d+\.(?:\d{1,6}|\d{13,}))(?![\d.])")
 # The parts of a path or a name: a word, an abbreviation or a number, each with a few digits.
 _WORDS = re.compile(r"(?:(?:(?:[A-Z]?[a-z]+|[A-Z]+)\d{0,4}|\d+[a-zA-Z]?)?(?:[/_+\-=]|$))+")
+_LINE_END = r"(?:\r?\n|  )"  # the search reads `\n` in JSON as two blanks
+_CELL = r"[\w'\"\-]*"  # of a title: prose has blanks
 _IPV6_GROUPS = 8
 _SCHEME_END = r":(?:\\*/){2,4}"
 _PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
 HEX_KEY = "HEX_KEY"
+_TELLING = (
+    r"(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
+    r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)"
+)
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
 _OTHER = {r"(?:(?<=\W)|(?<=^))": r"(?:\W|^)", r"(?<=\W)": r"\W", "{50,1024}": "{50,}"}
@@ -130,12 +136,31 @@ OWN = (
     ),
     Rule(
         "PASSWORD",
-        r"(?i)(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
         # JSON inside a text has escaped quotes, JSON inside that one has backslashes too. An arrow
         # without a quote behind it is a function of a program.
-        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)"
+        rf"(?i){_TELLING}"
         r"(?:[\\'\"\s*_`]*(?:[:=]+|=+>[\\\s]*['\"]|\bis:)|[\\'\"\s]*\bis\b)[\\'\"\s*_`]*"
         r"[^\s'\",;{}\[\]]{6,}",
+    ),
+    # The next cell of a table, what a tag encloses, or behind an arrow. A title has no digit.
+    Rule(
+        "PASSWORD",
+        rf"(?i){_TELLING}[\\'\"\s*_`]*(?:\||-?>)[\\'\"\s*_`]*[^\s'\",;{{}}\[\]|<>]{{6,}}",
+        _has_digit,
+    ),
+    # All rows below the title of a column: of a table of Markdown, and of one with separators.
+    Rule(
+        "PASSWORD",
+        rf"(?im){_TELLING}[^\n]*{_LINE_END}[ \t]*\|?[ \t:]*-+[ \t:\-]*\|[ \t:|\-]*{_LINE_END}"
+        r"(?:[^\n]*\|[^\n]*(?:\n|\z))+",
+        _has_digit,
+    ),
+    Rule(
+        "PASSWORD",
+        rf"(?im)(?:^|\"|  )(?:(?:{_CELL}[,;\t])+{_CELL}{_TELLING}|{_CELL}{_TELLING}{_CELL}[,;\t])"
+        rf"[\w'\"\-,;\t]*{_LINE_END}"
+        r"(?:[^\n]*[,;\t][^\n]*(?:\n|\z))+",
+        _has_digit,
     ),
     Rule("WALLET", r"\b0[xX][0-9a-fA-F]{64}\b"),
     Rule("WALLET", r"\b0[xX][0-9a-fA-F]{40}\b"),

@@ -206,6 +206,28 @@ def test_what_stands_beside_a_telephone_number_or_an_address_hides_neither() -> 
         assert scrub(text) == text, text
 
 
+def test_no_cell_of_a_table_no_tag_and_no_arrow_hides_a_password() -> None:
+    for text in (
+        *("| password | hunter2222 |", "**API key** | `hunter2222`", "password -> hunter2222"),
+        *("<password>hunter2222</password>", "<parameter=password>hunter2222</parameter>"),
+        "| user | password |\n| --- | --- |\n| bob | x |\n| amy | hunter2222 |\n",
+        "user | password | note\r\n:--- | --- | ---\r\nbob | hunter2222 | x",
+        "as told:\nuser,password\nbob,x\namy,hunter2222",
+        "id;secret;name\n1;hunter2222;Bob",
+    ):
+        told = msgspec.json.encode({"result": text}).decode()
+        for given in (text, told, f"{text}\n\nThe end."):
+            assert "hunter" not in scrub(given) and not found([scrub(given)]), given
+        assert scrub(f"{text}\n\nThe end.").endswith("The end.")
+    assert "hunter" not in scrub("id\tsecret\tname\n1\thunter2222\tBob")
+    for text in (
+        "| Password | Login |\n| --- | --- |\n| yes | no |",
+        "The password, please\nI need it, 2 times",
+        "| market | price |\n| --- | --- |\n| secret ballot 2025 | 0.4 |",
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
 def test_a_signed_amount_is_no_telephone_number() -> None:
     drawn = random.Random(3)
     amounts = [drawn.uniform(0, 10**power) for power in range(8) for _ in range(200)]
