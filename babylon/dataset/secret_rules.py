@@ -32,13 +32,15 @@ _AMOUNT = re.compile(r"\+(?:\d{4,}\.\d+|\d+\.(?:\d{1,6}|\d{13,}))(?![\d.])")
 _WORDS = re.compile(r"(?:(?:(?:[A-Z]?[a-z]+|[A-Z]+)\d{0,4}|\d+[a-zA-Z]?)?(?:[/_+\-=]|$))+")
 _LINE_END = r"(?:\r?\n|  )"  # the search reads `\n` in JSON as two blanks
 _CELL = r"[\w'\"\-]*"  # of a title: prose has blanks
+_LETTERS = r"\p{Latin}\p{Greek}\p{Cyrillic}"  # scripts that part words by blanks
 _IPV6_GROUPS = 8
 _SCHEME_END = r":(?:\\*/){2,4}"
 _PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
 HEX_KEY = "HEX_KEY"
 _TELLING = (
-    r"(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
-    r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)"
+    r"(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase"
+    r"|(?:access|auth|api|bot|refresh|session)[_ -]?token|(?:db|user|smtp)_pass"
+    r"|private[_ -]?key|client[_ -]?secret)"
 )
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
@@ -111,6 +113,10 @@ def _is_no_port(text: str) -> bool:
     return not _PORT.match(text.lstrip(":/\\").partition(":")[2])
 
 
+def _is_bytes(text: str) -> bool:
+    return all(int(one) < 256 for one in re.findall(r"\d+", text))
+
+
 def _has_digit(text: str) -> bool:
     return bool(_DIGIT.search(text))
 
@@ -121,7 +127,11 @@ OWN = (
         r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\z)",
     ),
     Rule("PRIVATE_KEY", r"PuTTY-User-Key-File-\d"),
-    Rule("EMAIL", r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9](?:[A-Za-z0-9\-]*\.)+[A-Za-z]{2,}"),
+    # As Solana writes it: 64 bytes.
+    Rule("PRIVATE_KEY", r"\[\s*(?:\d{1,3}\s*,\s*){63}\d{1,3}\s*\]", _is_bytes),
+    Rule(
+        "EMAIL", rf"[{_LETTERS}\d._%+\-]+@[{_LETTERS}\d](?:[{_LETTERS}\d\-]*\.)+[{_LETTERS}]{{2,}}"
+    ),
     Rule("API_KEY", r"\b(?:sk|pk|rk)[-_][A-Za-z0-9_\-]{16,}", _has_digit),
     Rule("API_KEY", r"\b(?:hf|github_pat|glpat|xai|gsk|r8|nvapi|pplx)[_-][A-Za-z0-9_\-]{16,}"),
     Rule("API_KEY", r"\bAIza[A-Za-z0-9_\-]{30,}"),
@@ -142,6 +152,9 @@ OWN = (
         r"(?:[\\'\"\s*_`]*(?:[:=]+|=+>[\\\s]*['\"]|\bis:)|[\\'\"\s]*\bis\b)[\\'\"\s*_`]*"
         r"[^\s'\",;{}\[\]]{6,}",
     ),
+    # `PWD` alone is the working directory.
+    Rule("PASSWORD", r"(?i)\bpwd[\\'\"\s]*[:=][\\'\"\s]*[^\s'\",;{}\[\]/]{6,}"),
+    Rule("PASSWORD", rf"(?i)--(?:{_TELLING}|token)\s+[^\s'\",;{{}}\[\]]{{6,}}", _has_digit),
     # The next cell of a table, what a tag encloses, or behind an arrow. A title has no digit.
     Rule(
         "PASSWORD",

@@ -228,6 +228,30 @@ def test_no_cell_of_a_table_no_tag_and_no_arrow_hides_a_password() -> None:
         assert scrub(text) == text and not found([text]), text
 
 
+def test_secrets_of_common_programs_are_found() -> None:
+    for secret, text in (
+        ("hunter", "Server=db;Uid=sa;Pwd=hunter2222;"),
+        *(("hunter", f"{name}=hunter2222") for name in ("DB_PASS", "API_TOKEN", "refresh-token")),
+        *(("hunter", f"run --{name} hunter2222 now") for name in ("password", "token", "api-key")),
+        ("jos", "mail josé@example.com"),
+        ("bob", "mail bob@exämple.de"),
+        ("иван", "иван@пример.рф"),
+        ("17,", f"[{','.join(['17'] * 64)}]"),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
+    for text in (
+        *("PWD=/home/agent", "first_pass: 0.123456", "the --token option", "5 tokens: 412.50 USD"),
+        *(
+            "上がる@渋谷で、３月",
+            "long $TRUMP@125.95",
+            "5@12.50",
+            f"[{','.join(['17'] * 63)}]",
+            f"[{','.join(['301'] * 64)}]",
+        ),
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
 def test_a_signed_amount_is_no_telephone_number() -> None:
     drawn = random.Random(3)
     amounts = [drawn.uniform(0, 10**power) for power in range(8) for _ in range(200)]
