@@ -24,10 +24,10 @@ from babylon.core.artifacts import iter_artifact
 from babylon.core.errors import ArtifactError, BabylonError, reason_of
 from babylon.core.home import Home
 from babylon.core.settings import PublishSettings
-from babylon.core.types import Artifact
-from babylon.dataset.card import write_card
+from babylon.core.types import Artifact, Published
+from babylon.dataset.card import README, write_card
 from babylon.dataset.hub import Head, Hub, commit_once
-from babylon.dataset.publish import stem_of
+from babylon.dataset.publish import describe, describe_local, stem_of
 from babylon.dataset.schema import SCENARIOS, TRAJECTORIES
 from babylon.dataset.table_file import UNREADABLE, ids_of, is_whole, rewrite_table
 from babylon.store import Store
@@ -206,7 +206,7 @@ async def _erase(
     )
     if not apply:
         return found
-    damaged += await asyncio.to_thread(_rewrite_unpublished, home.datasets, unpublished)
+    damaged += await asyncio.to_thread(_rewrite_unpublished, home, publish, unpublished)
     found = replace(found, applied=True, damaged=tuple(damaged))
     others = [file for file in published if file.revision and file not in held]
     begun, held = held, await asyncio.to_thread(_committed, publish, held)
@@ -404,7 +404,7 @@ def _rewrite(
                 gone |= _going(source, agents, gone, seats)
             compared = _scenarios(source, gone) if file.config == TRAJECTORIES else set()
             keep = partial(_kept, file.config, agents, gone, plays, compared)
-            made.append(_rewritten(home, temporary, source, file, agents, gone, keep))
+            made.append(_rewritten(home, temporary, source, file, keep))
             if file.config == TRAJECTORIES:
                 plays |= _plays(home.datasets / made[-1].path)
         card = write_card(home, [*others, *made], publish)
@@ -462,9 +462,11 @@ def _unpublished(
     return found, damaged
 
 
-def _rewrite_unpublished(datasets: Path, files: list[tuple[str, Keep]]) -> list[str]:
-    """Rewrite the files in this home → those that could not be."""
-    damaged = []
+def _rewrite_unpublished(
+    home: Home, publish: PublishSettings, files: list[tuple[str, Keep]]
+) -> list[str]:
+    """Rewrite the files in this home, and their card → those that could not be."""
+    datasets, damaged = home.datasets, list[str]()
     for path, keep in files:
         source = datasets / path
         target = source.with_name(f".{source.name}.tmp")
@@ -476,33 +478,21 @@ def _rewrite_unpublished(datasets: Path, files: list[tuple[str, Keep]]) -> list[
             damaged.append(f"{path} was not rewritten ({reason_of(error)})")
         finally:
             target.unlink(missing_ok=True)
+    if files and (datasets / README).exists():  # `load_dataset` fails on a split without rows
+        write_card(home, describe_local(home)[0], publish)
     return damaged
 
 
 def _rewritten(
-    home: Home,
-    temporary: Path,
-    source: Path,
-    file: PublishedFile,
-    agents: set[str],
-    trajectories: set[str],
-    keep: Keep,
+    home: Home, temporary: Path, source: Path, file: PublishedFile, keep: Keep
 ) -> PublishedFile:
     target = temporary / "rewritten.parquet"
     sha256, rows = rewrite_table(source, target, keep)
-    path = f"{stem_of(file.path)}-{sha256[:8]}.parquet"
-    final = home.datasets / path
+    final = home.datasets / f"{stem_of(file.path)}-{sha256[:8]}.parquet"
     final.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(target, final)
-    return replace(
-        file,
-        path=path,
-        sha256=sha256,
-        bytes=final.stat().st_size,
-        rows=rows,
-        agents=tuple(agent for agent in file.agents if agent not in agents),
-        trajectory_ids=tuple(one for one in file.trajectory_ids if one not in trajectories),
-    )
+    made = Published(window_id=file.window_id, uri=home.reference(final), sha256=sha256, rows=rows)
+    return describe(home, file.repository, file.config, made)  # by the rows that are left
 
 
 def _going(path: Path, agents: set[str], trajectories: set[str], seats: Seats) -> set[str]:

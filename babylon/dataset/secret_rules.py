@@ -26,10 +26,22 @@ _SEED_WORDS = "|".join(Mnemonic("english").wordlist)
 _ENTROPY_BITS = 4.2  # a character of random base64 has about 5.2 in 40 characters, a path about 3.9
 _DIGIT = re.compile(r"\d")
 _SEPARATOR = re.compile(r"[ ()\-]+|\.[ ()\-]")  # a point alone is inside an amount
+# Not `+1.4155552671`, as registries of domains write a telephone number.
+_AMOUNT = re.compile(r"\+(?:\d{4,}\.\d+|\d+\.(?:\d{1,6}|\d{13,}))(?![\d.])")
+# The parts of a path or a name: a word, an abbreviation or a number, each with a few digits.
+_WORDS = re.compile(r"(?:(?:(?:[A-Z]?[a-z]+|[A-Z]+)\d{0,4}|\d+[a-zA-Z]?)?(?:[/_+\-=]|$))+")
+_LINE_END = r"(?:\r?\n|  )"  # the search reads `\n` in JSON as two blanks
+_CELL = r"[\w'\"\-]*"  # of a title: prose has blanks
+_LETTERS = r"\p{Latin}\p{Greek}\p{Cyrillic}"  # scripts that part words by blanks
 _IPV6_GROUPS = 8
 _SCHEME_END = r":(?:\\*/){2,4}"
 _PORT = re.compile(r"(?i)[${<%]*(?:\d{1,5}|[\w.]*port)[}>]*[/?#\\]")
 HEX_KEY = "HEX_KEY"
+_TELLING = (
+    r"(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase"
+    r"|(?:access|auth|api|bot|refresh|session)[_ -]?token|(?:db|user|smtp)_pass"
+    r"|private[_ -]?key|client[_ -]?secret)"
+)
 # RE2 has no look-around and repeats at most 1000 times. A boundary says the same here.
 _LOOK_AHEAD = re.compile(r"\(\?!(?:\\w|\[[^\]]*\])\)")
 _OTHER = {r"(?:(?<=\W)|(?<=^))": r"(?:\W|^)", r"(?<=\W)": r"\W", "{50,1024}": "{50,}"}
@@ -47,6 +59,8 @@ class Rule:
 
 def _is_phone(text: str) -> bool:
     """True for a telephone number, also with digits of something else behind a separator."""
+    if _AMOUNT.match(text):
+        return False
     ends = (match.start() for match in _SEPARATOR.finditer(text))
     return _phone(text, phonenumbers.is_possible_number) or any(
         _phone(text[:end], phonenumbers.is_valid_number) for end in ends
@@ -78,9 +92,9 @@ def _is_ip(text: str) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """True for a text of mixed characters that looks drawn at random."""
+    """True for a text of mixed characters that looks drawn at random, and is no path of words."""
     kinds = (str.isupper, str.islower, str.isdigit)
-    if not all(any(map(kind, text)) for kind in kinds):
+    if not all(any(map(kind, text)) for kind in kinds) or _WORDS.fullmatch(text):
         return False
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares) > _ENTROPY_BITS
@@ -99,6 +113,10 @@ def _is_no_port(text: str) -> bool:
     return not _PORT.match(text.lstrip(":/\\").partition(":")[2])
 
 
+def _is_bytes(text: str) -> bool:
+    return all(int(one) < 256 for one in re.findall(r"\d+", text))
+
+
 def _has_digit(text: str) -> bool:
     return bool(_DIGIT.search(text))
 
@@ -109,7 +127,11 @@ OWN = (
         r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\z)",
     ),
     Rule("PRIVATE_KEY", r"PuTTY-User-Key-File-\d"),
-    Rule("EMAIL", r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9](?:[A-Za-z0-9\-]*\.)+[A-Za-z]{2,}"),
+    # As Solana writes it: 64 bytes.
+    Rule("PRIVATE_KEY", r"\[\s*(?:\d{1,3}\s*,\s*){63}\d{1,3}\s*\]", _is_bytes),
+    Rule(
+        "EMAIL", rf"[{_LETTERS}\d._%+\-]+@[{_LETTERS}\d](?:[{_LETTERS}\d\-]*\.)+[{_LETTERS}]{{2,}}"
+    ),
     Rule("API_KEY", r"\b(?:sk|pk|rk)[-_][A-Za-z0-9_\-]{16,}", _has_digit),
     Rule("API_KEY", r"\b(?:hf|github_pat|glpat|xai|gsk|r8|nvapi|pplx)[_-][A-Za-z0-9_\-]{16,}"),
     Rule("API_KEY", r"\bAIza[A-Za-z0-9_\-]{30,}"),
@@ -124,12 +146,34 @@ OWN = (
     ),
     Rule(
         "PASSWORD",
-        r"(?i)(?:api[_ -]?key|secret(?:[_ -]?key)?|passw(?:or)?d|passphrase|access[_ -]?token"
         # JSON inside a text has escaped quotes, JSON inside that one has backslashes too. An arrow
         # without a quote behind it is a function of a program.
-        r"|auth[_ -]?token|private[_ -]?key|client[_ -]?secret)"
+        rf"(?i){_TELLING}"
         r"(?:[\\'\"\s*_`]*(?:[:=]+|=+>[\\\s]*['\"]|\bis:)|[\\'\"\s]*\bis\b)[\\'\"\s*_`]*"
         r"[^\s'\",;{}\[\]]{6,}",
+    ),
+    # `PWD` alone is the working directory.
+    Rule("PASSWORD", r"(?i)\bpwd[\\'\"\s]*[:=][\\'\"\s]*[^\s'\",;{}\[\]/]{6,}"),
+    Rule("PASSWORD", rf"(?i)--(?:{_TELLING}|token)\s+[^\s'\",;{{}}\[\]]{{6,}}", _has_digit),
+    # The next cell of a table, what a tag encloses, or behind an arrow. A title has no digit.
+    Rule(
+        "PASSWORD",
+        rf"(?i){_TELLING}[\\'\"\s*_`]*(?:\||-?>)[\\'\"\s*_`]*[^\s'\",;{{}}\[\]|<>]{{6,}}",
+        _has_digit,
+    ),
+    # All rows below the title of a column: of a table of Markdown, and of one with separators.
+    Rule(
+        "PASSWORD",
+        rf"(?im){_TELLING}[^\n]*{_LINE_END}[ \t]*\|?[ \t:]*-+[ \t:\-]*\|[ \t:|\-]*{_LINE_END}"
+        r"(?:[^\n]*\|[^\n]*(?:\n|\z))+",
+        _has_digit,
+    ),
+    Rule(
+        "PASSWORD",
+        rf"(?im)(?:^|\"|  )(?:(?:{_CELL}[,;\t])+{_CELL}{_TELLING}|{_CELL}{_TELLING}{_CELL}[,;\t])"
+        rf"[\w'\"\-,;\t]*{_LINE_END}"
+        r"(?:[^\n]*[,;\t][^\n]*(?:\n|\z))+",
+        _has_digit,
     ),
     Rule("WALLET", r"\b0[xX][0-9a-fA-F]{64}\b"),
     Rule("WALLET", r"\b0[xX][0-9a-fA-F]{40}\b"),

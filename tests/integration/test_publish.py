@@ -32,6 +32,7 @@ from babylon.dataset import erase as erasing
 from babylon.dataset import hub as hub_module
 from babylon.dataset import publish as publishing
 from babylon.dataset.build import build_tables, build_windows, selection_of, windows_of
+from babylon.dataset.card import write_card
 from babylon.dataset.erase import NothingToEraseError, erase
 from babylon.dataset.hub import Hub
 from babylon.dataset.messages import call_of
@@ -605,6 +606,39 @@ async def test_files_that_were_never_published_lose_the_play_too(
     (row,) = pl.read_parquet(market).rows(named=True)
     assert row["trajectory_ids"] == [f"{WINDOW}-bo"] and row["mean_pnl_usd"] == 3.0
     assert plays.stem.endswith(sha256(plays.read_bytes()).hexdigest()[:8])
+
+
+async def test_a_take_down_leaves_no_name_without_a_play_in_the_ledger_and_on_the_card(
+    store: Store, publisher: Settings, hub: HubState
+) -> None:
+    """Also of one that was taken down by its trajectory, or shared a market with it."""
+    rows = [shared(WINDOW, "ann"), shared(WINDOW, "bo"), played(WINDOW, "cy")]
+    await finish(store, publisher, WINDOW, rows)
+    await push(store, publisher)
+    home, publish = publisher.home, publisher.publish
+    await erase(store, home, publish, "trajectory", f"{WINDOW}-ann", apply=True)
+    ledger = await list_published(store, publish.repository or "")
+    assert {name for file in ledger for name in file.agents} == {"cy"}
+    card = hub.repositories[REPOSITORY].files["README.md"][1].decode()
+    assert "1 trajectories of 1 agents in 1 windows" in card
+
+
+async def test_the_card_of_this_home_tells_what_a_take_down_left(
+    store: Store, publisher: Settings
+) -> None:
+    """``load_dataset`` fails on a split that the card names and that has no rows."""
+    other = "2025-11-14T10:00"
+    assert split_of(WINDOW) != split_of(other)
+    await finish(store, publisher, WINDOW, [played(WINDOW, "ann")])
+    await finish(store, publisher, other, [played(other, "bo")])
+    home = publisher.home
+    await build_windows(store, home, Selection())
+    write_card(home, publishing.describe_local(home)[0], publisher.publish)
+    assert f"- split: {split_of(other)}" in (home.datasets / "README.md").read_text()
+    await erase(store, home, publisher.publish, "agent", "bo", apply=True)
+    card = (home.datasets / "README.md").read_text()
+    assert "1 trajectories of 1 agents" in card
+    assert f"    path: trajectories/*/*-{split_of(other)}-" not in card
 
 
 async def test_the_history_may_be_squashed_later_and_files_fetched_after_it(

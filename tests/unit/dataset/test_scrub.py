@@ -206,6 +206,76 @@ def test_what_stands_beside_a_telephone_number_or_an_address_hides_neither() -> 
         assert scrub(text) == text, text
 
 
+def test_no_cell_of_a_table_no_tag_and_no_arrow_hides_a_password() -> None:
+    for text in (
+        *("| password | hunter2222 |", "**API key** | `hunter2222`", "password -> hunter2222"),
+        *("<password>hunter2222</password>", "<parameter=password>hunter2222</parameter>"),
+        "| user | password |\n| --- | --- |\n| bob | x |\n| amy | hunter2222 |\n",
+        "user | password | note\r\n:--- | --- | ---\r\nbob | hunter2222 | x",
+        "as told:\nuser,password\nbob,x\namy,hunter2222",
+        "id;secret;name\n1;hunter2222;Bob",
+    ):
+        told = msgspec.json.encode({"result": text}).decode()
+        for given in (text, told, f"{text}\n\nThe end."):
+            assert "hunter" not in scrub(given) and not found([scrub(given)]), given
+        assert scrub(f"{text}\n\nThe end.").endswith("The end.")
+    assert "hunter" not in scrub("id\tsecret\tname\n1\thunter2222\tBob")
+    for text in (
+        "| Password | Login |\n| --- | --- |\n| yes | no |",
+        "The password, please\nI need it, 2 times",
+        "| market | price |\n| --- | --- |\n| secret ballot 2025 | 0.4 |",
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
+def test_secrets_of_common_programs_are_found() -> None:
+    for secret, text in (
+        ("hunter", "Server=db;Uid=sa;Pwd=hunter2222;"),
+        *(("hunter", f"{name}=hunter2222") for name in ("DB_PASS", "API_TOKEN", "refresh-token")),
+        *(("hunter", f"run --{name} hunter2222 now") for name in ("password", "token", "api-key")),
+        ("jos", "mail josé@example.com"),
+        ("bob", "mail bob@exämple.de"),
+        ("иван", "иван@пример.рф"),
+        ("17,", f"[{','.join(['17'] * 64)}]"),
+    ):
+        assert secret not in scrub(text) and not found([scrub(text)]), text
+    for text in (
+        *("PWD=/home/agent", "first_pass: 0.123456", "the --token option", "5 tokens: 412.50 USD"),
+        *(
+            "上がる@渋谷で、３月",
+            "long $TRUMP@125.95",
+            "5@12.50",
+            f"[{','.join(['17'] * 63)}]",
+            f"[{','.join(['301'] * 64)}]",
+        ),
+    ):
+        assert scrub(text) == text and not found([text]), text
+
+
+def test_a_signed_amount_is_no_telephone_number() -> None:
+    drawn = random.Random(3)
+    amounts = [drawn.uniform(0, 10**power) for power in range(8) for _ in range(200)]
+    for amount in amounts:
+        for text in (f"P&L {amount:+.2f} USD", f"P&L {amount:+.6f}", f"P&L {amount:+.4f} (-3.25)"):
+            assert scrub(text) == text
+    assert not found(["P&L by day: +151.54 -3.25 7.10"])
+    for number in ("+1.415.555.2671", "+1.4155552671", "+44 20.7946.0958", "+1 415.555.2671"):
+        assert scrub(f"call {number}.") == "call [PHONE]."
+
+
+def test_a_path_of_words_is_not_drawn_at_random() -> None:
+    for text in (
+        "https://www.nytimes.com/2025/11/14/business/Federal-Reserve-Interest-Rates-Powell.html",
+        "/markets/us/wall-st-futures-rise-Fed-rate-cut-hopes-2025-11-14/",
+        "docs/benchmarks/2026-11-30/Qwen2-Instruct/run_A/learning_curve_of_GPT5_in_Q3",
+    ):
+        assert scrub(text) == text
+    drawn, letters = random.Random(4), f"{BASE58}0OIl+/-_"
+    for _ in range(1000):
+        key = "".join(drawn.choice(letters) for _ in range(44))
+        assert key not in scrub(f"https://example.com/2025/reset-Password/{key}")
+
+
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_json_inside_a_text_hides_no_password_and_no_seed_phrase(levels: int) -> None:
     for secret, document in (
