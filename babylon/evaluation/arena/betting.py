@@ -126,7 +126,7 @@ def can_reach(differences: Differences, budget: int) -> bool:
         return t < budget
     variance = float(values.var(ddof=1))
     mean = float(values.mean()) + 2.326 * math.sqrt(variance * (1 / t - 1 / budget))
-    gain, rare = float(differences.gain.mean()), min(1, math.log(100) / t) * (1 - t / budget)
+    gain, rare = float(differences.gain.mean()), unseen_share(t) * (1 - t / budget)
     mean, variance = mean + rare * gain, variance + rare * gain**2
     best = min(_CAP / float(differences.loss.mean()), mean / variance)
     growth = best * mean - best**2 * variance / 2

@@ -60,6 +60,15 @@ def standard_errors(progress: float) -> float:
     return math.sqrt(2 * (scaled + 1) / scaled * math.log(math.sqrt(scaled + 1) / ALPHA))
 
 
+def unseen_share(plays: float) -> float:
+    """Return the probability of an outcome that so many plays miss once in a hundred times.
+
+    The rule of three at 99 % (Hanley and Lippman-Hand 1983, "If nothing goes wrong, is everything
+    all right?").
+    """
+    return min(1.0, math.log(100) / plays)
+
+
 def _around(values: NDArray[np.float64], width: float) -> Interval:
     """Return the interval of half-width ``width`` (in standard deviations) around the mean."""
     mean = float(values.mean())

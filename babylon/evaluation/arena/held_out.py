@@ -62,7 +62,6 @@ MOST = 512  # trajectories: enough for a mean; a large model needs minutes for t
 MIN_ESS = 30.0  # trajectories; below, the mean's interval is not Student's
 MIN_SCENARIOS = 8  # with several trajectories; of fewer, the error is not known
 _Z = 2.576  # 99 % of symmetric errors
-_UNSEEN = math.log(100)  # outcomes that n scenarios may have missed at 99 %, times n
 SCALE_USD = 1000.0  # S: relative P&L beyond it counts as S
 log = logging.getLogger(__name__)
 
@@ -221,7 +220,7 @@ def _unseen(weights: Floats, scenario: NDArray[np.intp]) -> float:
     """Return what outcomes that no scenario showed may be worth to the challenger, in dollars."""
     changed = np.abs(weights - 1 / len(weights)).sum() / 2  # total variation from the players
     scenarios = 1 / (np.bincount(scenario, weights) ** 2).sum()  # their effective number
-    return float(changed * SCALE_USD * min(1.0, _UNSEEN / scenarios))
+    return float(changed * SCALE_USD * unseen_share(float(scenarios)))
 
 
 def _surely_gains(log_ratios: Floats, earned: Floats, scenario: NDArray[np.intp]) -> bool:
