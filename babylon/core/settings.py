@@ -230,7 +230,8 @@ class ServingSettings(Group):
     recording: RecordingPolicy = _env("lossless", "RECORDING")
     """On a full disk, `lossless` withholds answers and `available` sends them unrecorded."""
     max_concurrency: int = _env(256, "MAX_CONCURRENCY", ge=1)
-    """Number of calls to one policy that run at a time, in each gateway process."""
+    """Number of calls to one policy that run at a time, in each gateway process. One of `n`
+    answers counts `n` times."""
     max_queue: int = _env(1024, "MAX_QUEUE", ge=0)
     """Number of calls that may wait for their turn, in each gateway process. Further ones are
     refused."""

@@ -219,10 +219,10 @@ Sampled = TypeVar("Sampled", bound=SamplingRequest)
 
 
 def decode_batch(body: bytes) -> object:
-    """Decode JSON of many events, in which U+FFFD replaces each half of a surrogate pair.
+    """Decode a request's JSON, in which U+FFFD replaces each half of a surrogate pair.
 
-    Programs that count a text in UTF-16 leave such halves where they cut it. One must not cost the
-    whole batch.
+    Programs that count a text in UTF-16 leave such halves where they cut it. One must not cost a
+    whole batch of events, nor a conversation each of its later calls.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is no JSON, or nested too deep.
@@ -244,7 +244,7 @@ def decode_object(body: bytes) -> JsonObject:
         RequestError: 400, it is not a JSON object, or nested too deeply.
     """
     try:
-        fields = msgspec.json.decode(body, type=JsonObject)
+        fields = msgspec.convert(decode_batch(body), JsonObject)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(400, f"the body is not a JSON object: {error}") from error
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH and is_deeper(fields, MAX_DEPTH):

@@ -155,7 +155,7 @@ async def test_a_body_that_is_no_request_is_refused(gateway: Canned, path: str) 
         b'{"model":"\xff\xfe"}',
         b'{"model":"babylon","%s":' % field.encode() + b"[" * 100_000,
         b'{"model":"babylon","%s":' % field.encode() + b'{"a":' * 100_000,
-        json.dumps(good | {field: "\ud800"}).encode(),
+        json.dumps(good | {field: ["\ud800"]}).encode(),
         json.dumps(good | {field: [[[]]]}).encode(),
         json.dumps(good | {field: [0] * 200_000}).encode(),
         b'{"model":"babylon","stream":true,"max_tokens":%s}' % (b"9" * 10_000),

@@ -390,7 +390,6 @@ HOSTILE = [
     (b"{", 400, "not a JSON object"),
     (b"[1]", 400, "not a JSON object"),
     (b"[" * 50_000, 400, "not a JSON object"),
-    (b'{"model": "babylon", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
     (b'{"messages": [{}]}', 400, "`model`"),
     (b'{"model": "babylon", "messages": "hi"}', 400, "$.messages"),
     (b'{"model": "babylon", "messages": [3]}', 400, "$.messages[0]"),

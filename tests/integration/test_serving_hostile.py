@@ -289,6 +289,20 @@ async def test_a_client_that_leaves_frees_its_place(gateway: Canned, engine: Slo
     assert len(await gateway.rows()) == 1
 
 
+async def test_a_call_of_two_answers_takes_two_places(
+    gateway: Canned, engine: SlowUpstream
+) -> None:
+    engine.go.clear()
+    async with gateway.client() as client:
+        calls = [asyncio.create_task(client.chat.completions.create(**BODY, n=2))]
+        await engine.until_asked(1)
+        calls.append(asyncio.create_task(client.chat.completions.create(**BODY)))
+        await until_waiting(gateway, 1)
+        assert engine.asked == 1
+        engine.go.set()
+        await asyncio.gather(*calls)
+
+
 async def test_a_place_that_does_not_come_is_not_waited_for_for_ever(
     gateway: Canned, engine: SlowUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,8 @@ class CallHandler:
         well.
         """
         name = exchange.assigned.target.name
-        async with self.limits.for_version(name, exchange.key_id, self.engine.slots(name)):
+        slots, answers = self.engine.slots(name), exchange.request.choices
+        async with self.limits.for_version(name, exchange.key_id, slots, answers):
             headers = exchange.attribution
             try:
                 send = self.engine.call_streamed if exchange.request.stream else self.engine.call

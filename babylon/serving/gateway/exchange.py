@@ -199,7 +199,8 @@ class Exchange:
         """
         if self.first_at is None:
             self.first_at = datetime.now(UTC)
-        self.prompt_token_ids.extend(answer.get("prompt_token_ids") or ())
+        if not self.prompt_token_ids:  # vLLM repeats them in the first chunk of each choice
+            self.prompt_token_ids.extend(answer.get("prompt_token_ids") or ())
         usage = answer.get("usage")
         if usage:
             self.usage_prompt = _of_type(int, usage.get("prompt_tokens"))

@@ -126,6 +126,14 @@ def test_half_a_surrogate_pair_costs_no_batch() -> None:
         decode_batch(rb'["\ud83d",')
 
 
+def test_half_a_surrogate_pair_costs_no_call() -> None:
+    body = rb'{"messages":[{"role":"user","content":"cut \ud83d"}]}'
+    assert decode_object(body) == {"messages": [{"role": "user", "content": "cut \ufffd"}]}
+    with pytest.raises(RequestError, match="not a JSON object") as caught:
+        decode_object(rb'["\ud83d"]')
+    assert caught.value.status == 400
+
+
 @pytest.mark.parametrize("messages", [["x"], "x", {"content": 1}, [{"content": 1}], None])
 def test_a_field_that_a_completion_does_not_have_may_hold_anything(messages: object) -> None:
     assert other_parts({"prompt": "x", "messages": messages}) == []

@@ -164,6 +164,15 @@ def test_the_tokens_of_all_prompts_and_choices_count_also_without_a_usage() -> N
     assert said.used == (90, 5)
 
 
+def test_a_prompt_that_comes_with_each_choice_is_noted_once() -> None:
+    call = exchange(stream=True, n=3)
+    for index in range(3):
+        delta = {"role": "assistant", "content": ""}
+        call.note({"choices": [{"index": index, "delta": delta}], "prompt_token_ids": [1, 2]})
+    assert call.record().prompt_token_ids == [1, 2]
+    assert call.used == (2, 0)
+
+
 def test_a_reason_that_quotes_a_field_can_be_stored() -> None:
     reason = flaw_of(answer(), **{"\0x": 1})
     assert reason is not None and "\0" not in reason

@@ -161,6 +161,27 @@ async def test_a_hundred_calls_of_one_key_hold_up_anothers_for_one_turn() -> Non
     assert order.index("one") == 2  # after the one that runs, and one turn
 
 
+async def test_a_call_of_several_answers_takes_a_slot_and_a_turn_for_each() -> None:
+    limits, order, leave = CallLimits(4, 99, NO_KEYS), list[str](), asyncio.Event()
+
+    async def call(key: str, answers: int) -> None:
+        async with limits.for_version("v1", key, None, answers):
+            order.append(key)
+            await leave.wait()
+
+    large = [asyncio.create_task(call("large", 4)) for _ in range(3)]
+    small = [asyncio.create_task(call("small", 1)) for _ in range(9)]
+    await asyncio.sleep(0)
+    assert order == ["large"]  # more would wait in the engine, before the calls of other keys
+    leave.set()
+    await asyncio.gather(*large, *small)
+    waited = order[1:]
+    assert waited.count("large") == 2
+    places = [place for place, key in enumerate(waited) if key == "large"]
+    assert waited[places[0] + 1 : places[1]].count("small") == 4
+    assert limits.for_version("v1", "k")._slots.taken == 0
+
+
 async def test_a_full_queue_makes_room_for_a_key_with_fewer_waiting_calls() -> None:
     limits = CallLimits(1, 4, NO_KEYS)
     async with limits.for_version("v1", "many"):
