@@ -121,7 +121,7 @@ async def test_a_question_ends_with_the_release_of_its_policy(store: Store) -> N
     )
     await supersede(store, claim, "policy 1 leads now")
     assert await open_approvals(store) == []
-    with pytest.raises(ApprovalError, match="refused by babylon itself: policy 1 leads now$"):
+    with pytest.raises(ApprovalError, match=r"refused by babylon itself: policy 1 leads now$"):
         await answer_approval(store, 2, True, "alice", "")  # nor told to deploy it by hand
 
 

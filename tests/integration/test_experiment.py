@@ -165,7 +165,8 @@ async def test_earlier_history_narrows_the_interval(store: Store, settings: Sett
     found = await look(store, old)
     assert found.raw_pnl is not None
     assert pnl(found).explained > 0.99
-    assert pnl(found).high - pnl(found).low < (found.raw_pnl.high - found.raw_pnl.low) / 10
+    ours, raw = pnl(found), found.raw_pnl  # the low ends allow for losses that nobody saw, too
+    assert ours.high - ours.difference < (raw.high - raw.difference) / 10
     beyond = await look(store, settings)  # 168 h: this history is of 2025
     assert pnl(beyond).explained == 0
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from babylon.evaluation.arena.confidence import Interval
+from babylon.evaluation.arena.confidence import Interval, unseen_share
 
 Floats = NDArray[np.float64]
 ALPHA = 0.025  # one side

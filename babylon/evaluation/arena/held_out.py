@@ -50,6 +50,7 @@ from babylon.core.trajectories import Trajectory, read_trajectories
 from babylon.core.types import Artifact, OffPolicy, Trained
 from babylon.core.windows import GAME_MINUTES, WindowState, start_of
 from babylon.evaluation.arena.betting import CERTAIN, Differences, log_wealth
+from babylon.evaluation.arena.confidence import unseen_share
 from babylon.evaluation.arena.play import Floats
 from babylon.evaluation.experiment.difference import student
 from babylon.store.connection import Store

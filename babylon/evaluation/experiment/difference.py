@@ -20,6 +20,10 @@ Tsiatis, Robins 1997). It is expressed in plays.
 Few agents: the normal factor is replaced by Student's through the inverse of Wallace's
 approximation (1959), with Satterthwaite's degrees of freedom. Each arm's variance is at least the
 pooled variance, because a small arm may not have seen the rare large win yet.
+
+Rare losses: live P&L has no bounds, so a loss that nobody has seen is outside of every sequence of
+means and variances. The low end is therefore lower by what such a loss may cost
+(``babylon.evaluation.arena.confidence.unseen_share``).
 """
 
 import math
@@ -27,7 +31,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from babylon.evaluation.arena.confidence import standard_errors
+from babylon.evaluation.arena.confidence import standard_errors, unseen_share
 from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats, Ints
 from babylon.evaluation.experiment.review_records import Comparison
 
@@ -36,13 +40,17 @@ _ROUNDING = 1e-9
 _LARGEST = 700.0  # exp of larger numbers overflows
 
 
-def difference(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison | None:
+def difference(
+    outcomes: AgentOutcomes, *, shares: bool = False, at_stake: float = 0.0
+) -> Comparison | None:
     """Compare the arms; None if no stage has two agents in each arm.
 
     Args:
         shares: The outcomes are shares of a rare event. A few agents may all be at 0 by chance, so
             each arm's variance is computed with two more agents, one at 0 and one at 1 (Agresti,
             Caffo 2000).
+        at_stake: What a play loses at most. So much may a play of the challenger lose, or one of
+            the champion win, more often than was seen.
     """
     weights = _stage_weights(outcomes)
     if not weights.any():
@@ -68,13 +76,15 @@ def difference(outcomes: AgentOutcomes, *, shares: bool = False) -> Comparison |
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     limit = 1.0 if shares else math.inf
+    plays = np.bincount(outcomes.challenger, outcomes.plays)
+    unseen = at_stake * unseen_share(float(plays.min()))
     return Comparison(
         champion=0.0 - float(influence @ np.where(outcomes.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(outcomes.challenger, adjusted, 0)),
         champion_agents=_count(outcomes, False),
         challenger_agents=_count(outcomes, True),
         difference=middle,
-        low=max(middle - half, -limit),
+        low=max(middle - half - unseen, -limit),
         high=min(middle + half, limit),
         explained=1 - variance / plain if plain else 0.0,
         information=information,

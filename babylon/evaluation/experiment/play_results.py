@@ -29,12 +29,14 @@ class Counts(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayResult:
-    """A play's P&L in USD, ``lost`` (1.0 for a heavy loss) and share of failed actions."""
+    """A play's P&L and opening balance in USD, ``lost`` (1.0 for a heavy loss) and share of failed
+    actions. A task without a balance has 0."""
 
     trajectory_id: str
     unit: str
     stage: int
     pnl_usd: float
+    balance_usd: float
     lost: float
     failed: float | None
 
@@ -84,14 +86,15 @@ async def results(game: Connection, plays: Sequence[Play]) -> tuple[list[PlayRes
         if value is None or not abs(value) <= MOST:
             excluded["no P&L"] += 1
             continue
-        balance = max(play.opening_balance or 0.0, START_BALANCE_USD)
+        balance = max(play.opening_balance or 0.0, 0.0)
         found.append(
             PlayResult(
                 trajectory_id=play.trajectory_id,
                 unit=play.unit,
                 stage=play.stage,
                 pnl_usd=value,
-                lost=float(value < -HEAVY_LOSS * balance),
+                balance_usd=balance,
+                lost=float(value < -HEAVY_LOSS * max(balance, START_BALANCE_USD)),
                 failed=_failed(counted),
             )
         )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
+from statistics import fmean
 
 import numpy as np
 
@@ -101,7 +102,8 @@ async def _look(
     everybody = _ratio(exposures, found)
     measured = {play.unit for play in played}
     with_play = _ratio([one for one in exposures if one.unit in measured], found)
-    compared = difference(outcomes)
+    at_stake = fmean(play.balance_usd for play in played) if played else 0.0
+    compared = difference(outcomes, at_stake=at_stake)
     guardrails = _guardrails(agents, exposures, played)
     hours = ((found.ended_at or now) - found.began_at) / timedelta(hours=1)
     evidence = Evidence(
@@ -126,7 +128,9 @@ async def _look(
         calls=sum(one.calls for one in agents),
         crossed=_crossed(agents),
         pnl=compared,
-        raw_pnl=difference(replace(outcomes, before=np.full(len(outcomes.before), np.nan))),
+        raw_pnl=difference(
+            replace(outcomes, before=np.full(len(outcomes.before), np.nan)), at_stake=at_stake
+        ),
         score=difference(outcomes_of_plays(exposures, judged, {})),
         guardrails=guardrails,
         excluded=dict(excluded),

@@ -49,6 +49,14 @@ def test_two_means_by_hand() -> None:
     assert (found.low, found.high) == pytest.approx((4 - half, 4 + half), rel=1e-3)
 
 
+def test_what_is_at_stake_lowers_the_low_end_by_what_the_smaller_arm_may_have_missed() -> None:
+    outcomes = arms([1, 2] * 30, [4, 6] * 10)
+    plain, careful = difference(outcomes), difference(outcomes, at_stake=1000)
+    assert plain and careful
+    assert plain.low - careful.low == pytest.approx(1000 * math.log(100) / 20)
+    assert (plain.difference, plain.high) == (careful.difference, careful.high)
+
+
 @pytest.mark.parametrize(
     ("freedom", "quantile", "within"),
     [(3, 3.1824, 0.02), (10, 2.2281, 0.001), (30, 2.0423, 0.001), (1e9, 1.9600, 0.0001)],

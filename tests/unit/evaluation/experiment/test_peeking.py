@@ -55,6 +55,9 @@ class Fleet:
     skill: float = 1.0
     arriving: bool = False
     gain: float = 0.0
+    ruin: float = 0.0
+    """Probability that a play of the challenger loses 100. The others earn as much together."""
+    at_stake: float = 0.0
 
     def looks(self, seed: int) -> Iterator[AgentOutcomes]:
         random = np.random.default_rng([seed, self.agents])
@@ -65,7 +68,8 @@ class Fleet:
         begun = np.arange(self.agents) * LOOKS // self.agents if self.arriving else 0
         active = np.arange(LOOKS) >= np.broadcast_to(begun, self.agents)[:, None]
         challenger = random.random(self.agents)[:, None] < np.array(self.shares)
-        values = np.where(active, played + self.gain * challenger, 0.0)
+        gain = self.gain + 100 * (self.ruin - (random.random(played.shape) < self.ruin))
+        values = np.where(active, played + gain * challenger, 0.0)
         starts = [0, *(np.flatnonzero(np.diff(self.shares)) + 1)]
         for look in range(1, LOOKS + 1):
             bounds = [*(start for start in starts if start < look), look]
@@ -104,9 +108,8 @@ def ours(fleet: Fleet, outcomes: AgentOutcomes, hour: int) -> str:
     ratio = sample_ratio(
         _shares(fleet, outcomes)[first].tolist(), int(outcomes.challenger[first].sum())
     )
-    evidence = Evidence(
-        pnl=difference(outcomes), ratios=(ratio, ratio), guardrails=(), hours=float(hour)
-    )
+    pnl = difference(outcomes, at_stake=fleet.at_stake)
+    evidence = Evidence(pnl=pnl, ratios=(ratio, ratio), guardrails=(), hours=float(hour))
     return decide(evidence, SETTINGS)[0]
 
 
@@ -136,6 +139,18 @@ def test_equal_policies_differ_in_at_most_a_twentieth_of_looks(fleet: Fleet) -> 
     found = ends(fleet, WORLDS, ours)
     assert found["promote"] + found["rollback"] <= 0.05 * WORLDS
     assert found["promote"] <= 0.025 * WORLDS
+
+
+@pytest.mark.parametrize("shares", [EVEN, RAMP])
+@pytest.mark.parametrize("ruin", [0.003, 0.01, 0.03])
+def test_a_loss_too_rare_to_be_seen_is_allowed_for(ruin: float, shares: tuple[float, ...]) -> None:
+    fleet = Fleet(agents=100, ruin=ruin, shares=shares, skill=0.0, at_stake=100.0)
+    assert ends(fleet, WORLDS, ours)["promote"] <= 0.025 * WORLDS
+
+
+def test_an_interval_of_what_was_seen_alone_is_deceived_by_a_rare_loss() -> None:
+    found = ends(Fleet(agents=100, ruin=0.003, skill=0.0), WORLDS, ours)
+    assert found["promote"] > 0.15 * WORLDS
 
 
 def test_an_ordinary_test_at_every_look_fails_the_same() -> None:
