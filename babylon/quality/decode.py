@@ -34,7 +34,7 @@ class Reason(StrEnum):
     The names are stored, so they must not change.
     """
 
-    OTHER_WINDOW = "other_window"  # its window id or its end contradicts its start
+    OTHER_WINDOW = "other_window"  # its window id contradicts its start
     MALFORMED_JSON = "malformed_json"  # not JSON, or not the game's shape
     MISSING_FIELD = "missing_field"  # a required key is absent; the detail is its path
     NON_FINITE_NUMBER = "non_finite_number"  # NaN or infinity, which JavaScript writes as null

@@ -199,10 +199,6 @@ def _accept(row: GameRow, window: Window, quality: QualitySettings) -> Accepted:
             f"{'startTime' if row.start is None else 'endTime'} is infinite or not between"
             f" {FIRST_YEAR} and {LAST_YEAR}, window is {window.id}",
         )
-    if row.end < row.start:
-        raise RejectedError(
-            Reason.OTHER_WINDOW, f"endTime {row.end} is before startTime {row.start}"
-        )
     started = f"started {row.start:%Y-%m-%dT%H:%M:%S}"
     if not window.contains(row.start):
         raise RejectedError(Reason.OTHER_WINDOW, f"{started}, window is {window.id}")
