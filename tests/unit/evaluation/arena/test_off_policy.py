@@ -155,7 +155,11 @@ async def test_quarters_of_an_hour_that_were_trained_on_prove_no_gain(
         return frozenset({"2025-11-14T09:15", "2025-11-14T09:30+late"})
 
     monkeypatch.setattr(held_out, "held_out_play", play)
+    async def lengths(_: object) -> dict[str, int]:
+        return dict.fromkeys(await trained_on(), 15)
+
     monkeypatch.setattr(held_out, "windows_trained_into", trained_on)
+    monkeypatch.setattr(held_out, "window_lengths", lengths)
     monkeypatch.setattr(held_out, "_check", lambda *given: given[-1].tolist())
     store: Any = SimpleNamespace(home=Home.at(tmp_path))
     trained: Any = SimpleNamespace(checkpoint_uri="x", policy_version=1, parent_version=0)
