@@ -128,13 +128,13 @@ async def _drop(store: Store, partition: CallPartition, before: datetime) -> int
 
 async def _delete(store: Store, name: str, before: datetime, kept: Collection[Window]) -> int:
     """Delete from a partition in short transactions, which delay no gateway."""
-    starts, ends = [one.start for one in kept], [one.end for one in kept]
+    times = [asyncpg.Range(one.start, one.end) for one in kept]
     versions = await store.pool.fetch(_ANSWERED.format(name=name))
     removed = 0
     for row in versions:
         done = _AT_A_TIME
         while done == _AT_A_TIME:
-            arguments = (row["policy_version"], before, starts, ends, _AT_A_TIME)
+            arguments = (row["policy_version"], before, times, _AT_A_TIME)
             done = affected(await store.pool.execute(_CALLS.format(name=name), *arguments))
             removed += done
     return removed
@@ -178,8 +178,7 @@ _CALLS = """
 DELETE FROM babylon.{name} WHERE call_id = ANY(ARRAY(
     SELECT call_id FROM babylon.{name} c
     WHERE policy_version = $1 AND started_at < $2 AND recorded_at < $2
-      AND NOT EXISTS (SELECT FROM unnest($3::timestamptz[], $4::timestamptz[]) AS w (starts, ends)
-                      WHERE c.started_at >= w.starts AND c.started_at < w.ends)
-    LIMIT $5
+      AND NOT $3::tstzmultirange @> c.started_at
+    LIMIT $4
 ))
 """

@@ -161,8 +161,8 @@ async def remove_observations(store: Store, before: datetime, kept: Collection[W
     Windows that nobody claimed have some too. The newest of a question stay: a later window needs
     them to tell whether the question is open.
     """
-    times = [one.start for one in kept], [one.end for one in kept]
-    while affected(await store.pool.execute(_OBSERVED, before, *times, _PORTION)) == _PORTION:
+    times = [asyncpg.Range(one.start, one.end) for one in kept]
+    while affected(await store.pool.execute(_OBSERVED, before, times, _PORTION)) == _PORTION:
         pass
 
 
@@ -172,13 +172,11 @@ _PORTION = 5000  # rows that a statement removes: millions take longer than a qu
 _OBSERVED = """
 DELETE FROM babylon.observations WHERE ctid = ANY(ARRAY(
     SELECT o.ctid FROM babylon.observations o
-    WHERE o.last_at < $1
-      AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
-                      WHERE o.first_at >= w.starts AND o.first_at < w.ends)
+    WHERE o.last_at < $1 AND NOT $2::tstzmultirange @> o.first_at
       AND (o.kind = 'price' OR EXISTS (
           SELECT FROM babylon.observations newer
           WHERE newer.kind = o.kind AND newer.name = o.name AND newer.window_id > o.window_id))
-    LIMIT $4
+    LIMIT $3
 ))
 """
 

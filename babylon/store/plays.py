@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
+import asyncpg
+
 from babylon.core.windows import Window
 from babylon.store.connection import Connection, Store, affected
 from babylon.store.session import Pool
@@ -223,8 +225,8 @@ async def close_play(connection: Connection, trajectory_id: str, steps: int) -> 
 
 async def remove_plays(store: Store, before: datetime, kept: Collection[Window]) -> None:
     """Remove trajectories that began ``before``, except those in the time of ``kept`` windows."""
-    times = [one.start for one in kept], [one.end for one in kept]
-    while await store.pool.execute(_REMOVE, before, *times, _PORTION) == f"DELETE {_PORTION}":
+    times = [asyncpg.Range(one.start, one.end) for one in kept]
+    while await store.pool.execute(_REMOVE, before, times, _PORTION) == f"DELETE {_PORTION}":
         pass
 
 
@@ -297,11 +299,8 @@ _PORTION = 5000  # plays that a statement removes: millions take longer than a q
 _REMOVE = """
 DELETE FROM babylon.plays WHERE trajectory_id IN (
     SELECT trajectory_id FROM babylon.plays p
-    WHERE began_at < $1
-      AND NOT EXISTS (SELECT FROM unnest($2::timestamptz[], $3::timestamptz[]) AS w (starts, ends)
-                      WHERE coalesce(p.started_at, p.began_at) >= w.starts
-                        AND coalesce(p.started_at, p.began_at) < w.ends)
-    LIMIT $4
+    WHERE began_at < $1 AND NOT $2::tstzmultirange @> coalesce(p.started_at, p.began_at)
+    LIMIT $3
 )
 """
 
