@@ -146,7 +146,7 @@ async def _withhold_known(
     store: Store, publish: PublishSettings, kind: Kind, name: str, reason: str
 ) -> None:
     """Keep the name out of later files, also if the hub is down or a file cannot be read."""
-    published = await list_published(store, publish.repository or "", begun=True)
+    published = await list_published(store, publish.repository or "", for_take_down=True)
     recorded = await _recorded(store, kind, name)
     if await _is_known(store, publish, published, kind, name, recorded):
         await withhold(store, kind, name, reason)
@@ -163,7 +163,7 @@ async def _erase(
     apply: bool,
     squash: bool,
 ) -> Erasure:
-    published = await list_published(store, publish.repository or "", begun=True)
+    published = await list_published(store, publish.repository or "", for_take_down=True)
     withheld = await read_withheld(store)
     agents = {name} if kind == "agent" else set()
     recorded = await _recorded(store, kind, name)

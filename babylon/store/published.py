@@ -47,17 +47,21 @@ _COLUMNS = [field.name for field in fields(PublishedFile)]
 
 
 async def list_published(
-    store: Store, repository: str, *, begun: bool = False
+    store: Store, repository: str, *, for_take_down: bool = False
 ) -> list[PublishedFile]:
     """Return the ledger of a repository by window and table.
 
-    ``begun``: also files of a commit of which nobody knows whether it was made.
+    ``for_take_down``: with ``trajectory_ids``, which are a gigabyte after a year of large fleets,
+    and with files of a commit of which nobody knows whether it was made.
     """
+    columns = ", ".join(_COLUMNS)
+    if not for_take_down:
+        columns = columns.replace("trajectory_ids", "'{}'::text[] AS trajectory_ids")
     rows = await store.pool.fetch(
-        f"SELECT {', '.join(_COLUMNS)} FROM babylon.published WHERE repository = $1"
+        f"SELECT {columns} FROM babylon.published WHERE repository = $1"
         " AND (revision <> '' OR $2) ORDER BY window_id, config",
         repository,
-        begun,
+        for_take_down,
     )
     return [
         PublishedFile(
