@@ -155,6 +155,7 @@ async def test_quarters_of_an_hour_that_were_trained_on_prove_no_gain(
         return frozenset({"2025-11-14T09:15", "2025-11-14T09:30+late"})
 
     monkeypatch.setattr(held_out, "held_out_play", play)
+
     async def lengths(_: object) -> dict[str, int]:
         return dict.fromkeys(await trained_on(), 15)
 
