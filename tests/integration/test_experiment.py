@@ -435,6 +435,7 @@ async def test_all_rows_of_the_pages_tables_are_complete(store: Store, settings:
     fleet.play("a1", "pinned", 0)
     await fleet.write()
     page = review_markdown(await look(store, settings))
+    assert "lower, for a loss that is too rare to have been seen." in page
     assert page.startswith(f"# Experiment {SALT}: promote the challenger\n")
     assert "| agents | 22 | 22 | 22.0 challengers expected, p = 1: as split |" in page
     assert "Left out: calls for a pinned version 1." in page

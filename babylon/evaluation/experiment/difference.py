@@ -88,6 +88,7 @@ def difference(
         high=min(middle + half, limit),
         explained=1 - variance / plain if plain else 0.0,
         information=information,
+        unseen=unseen,
     )
 
 

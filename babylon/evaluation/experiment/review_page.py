@@ -80,6 +80,11 @@ def _told(review: Review) -> Iterator[str]:
             f"History explains {review.pnl.explained:.0%} of the variance; the evidence is worth"
             f" {review.pnl.information:.0f} independent plays in an even split."
         )
+        if review.pnl.unseen:
+            yield (
+                f"The low ends of P&L are ${review.pnl.unseen:.2f} lower, for a loss that is too"
+                " rare to have been seen."
+            )
     if review.crossed:
         yield (
             f"{review.crossed} agents were in both arms, because the share changed. At each share,"

@@ -15,6 +15,7 @@ class Comparison:
     ``champion`` and ``challenger`` are means over agents, with the same weights of stages.
     ``explained``: share of the difference's variance that play before the experiment explains.
     ``information``: number of independent plays, half in each arm, with the same variance.
+    ``unseen``: what ``low`` is lower by, for a loss that is too rare to have been seen.
     """
 
     champion: float
@@ -26,6 +27,7 @@ class Comparison:
     high: float
     explained: float = 0.0
     information: float = 0.0
+    unseen: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.difference:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"

@@ -53,7 +53,8 @@ def test_what_is_at_stake_lowers_the_low_end_by_what_the_smaller_arm_may_have_mi
     outcomes = arms([1, 2] * 30, [4, 6] * 10)
     plain, careful = difference(outcomes), difference(outcomes, at_stake=1000)
     assert plain and careful
-    assert plain.low - careful.low == pytest.approx(1000 * math.log(100) / 20)
+    assert plain.low - careful.low == pytest.approx(careful.unseen)
+    assert careful.unseen == pytest.approx(1000 * math.log(100) / 20)
     assert (plain.difference, plain.high) == (careful.difference, careful.high)
 
 
