@@ -116,5 +116,9 @@ def _live(facts: WindowFacts) -> Iterator[str]:
         return
     arm, route = metrics.get("arm"), metrics.get("route_version")
     # The champion may have changed: the fleet's play, or an experiment, decided against it.
-    served = f"serves as {arm}, on" if arm else "does not serve; in force is"
-    yield f"Policy {metrics.get('policy_version')} {served} route {route}: {metrics['deployment']}"
+    served = (
+        f"serves as {arm}, on route {route}"
+        if arm
+        else f"does not serve. Route {route} is in force"
+    )
+    yield f"Policy {metrics.get('policy_version')} {served}: {metrics['deployment']}"

@@ -125,7 +125,7 @@ async def _end_dead_run(
 
 def _window_of(parameters: Parameters) -> str:
     """Return the id of the window that a run with these parameters claims."""
-    window_id = str(parameters["window_id"])
+    window_id = str(parameters.get("window_id"))
     recipe = ((parameters.get("overrides") or {}).get("windows") or {}).get("recipe")
     return f"{window_id}+{recipe}" if recipe and "+" not in window_id else window_id
 

@@ -91,7 +91,7 @@ def test_a_champion_that_the_fleet_took_back_is_not_told_to_stay() -> None:
     """A window whose policy was rejected may bring an earlier policy back."""
     metrics: dict[str, Any] = {"policy_version": 3, "arm": None, "route_version": 9}
     live = page(1, metrics={**metrics, "deployment": "a loss; the fleet earned -400"})
-    assert "Policy 3 does not serve; in force is route 9: a loss; the fleet earned" in live
+    assert "Policy 3 does not serve. Route 9 is in force: a loss; the fleet earned" in live
     assert "stays" not in live
     metrics["arm"] = "challenger"
     assert "Policy 3 serves as challenger, on route 9: " in page(
