@@ -21,7 +21,6 @@ app = typer.Typer(
     help="Build, publish and export the dataset of finished windows, and replay recorded ones.",
     no_args_is_help=True,
 )
-MONTH = "%Y-%m"
 Day = Annotated[
     datetime | None,
     typer.Option(
@@ -197,11 +196,10 @@ def export(
 @app.command()
 def replay(
     agent: Annotated[str, typer.Option(metavar="ID", help="Recorded agent that is replaced.")],
-    month: Annotated[
-        datetime | None,
-        typer.Option(formats=[MONTH], metavar="YYYY-MM", help="Windows of this month (UTC)."),
-    ] = None,
-    window: Annotated[str | None, typer.Option(metavar="ID", help="One window.")] = None,
+    window: Annotated[
+        str,
+        typer.Option(metavar="PREFIX", help="Windows of a month, a day, or one id. Default: all."),
+    ] = "",
     policy: Annotated[
         str,
         typer.Option(
@@ -225,17 +223,14 @@ def replay(
     from babylon.dataset.replay.comparison import replay_report
     from babylon.store import open_store
 
-    if (month is None) == (window is None):
-        raise typer.BadParameter("give either --month YYYY-MM or --window ID")
     if source is not None and interpolate:
         raise typer.BadParameter("--interpolate is for the database: a dataset has its prices")
-    prefix = window or f"{month:{MONTH}}"
     settings = load_settings()
     report = asyncio.run(
         replay_report(
             partial(open_store, settings),  # not open yet: a dataset needs no database
             settings.seed,
-            prefix,
+            window,
             agent,
             policy,
             source=source,

@@ -50,12 +50,12 @@ def answer(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_month_is_replayed_as_a_table_and_as_json(played: None, capsys: Capture) -> None:
-    command = ("dataset", "replay", "--month", "2025-11", "--agent", "agent-1")
+    command = ("dataset", "replay", "--window", "2025-11", "--agent", "agent-1")
     assert run(*command) == 0
     assert "1 scenarios, mean P&L" in capsys.readouterr().out
     told = answer(capsys, *command, "--policy", "scripted:hold")
     assert told["mean_replayed_pnl"] == 0.0 and told["scenarios"][0]["prices"] == "exact"
-    whole = answer(capsys, "dataset", "replay", "--window", WINDOW, "--agent", "agent-1")
+    whole = answer(capsys, "dataset", "replay", "--agent", "agent-1")
     assert whole["scenarios"][0]["difference"] == pytest.approx(0.0, abs=0.01)
 
 
@@ -77,8 +77,7 @@ def test_what_goes_out_comes_back_in(played: None, capsys: Capture, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["dataset", "replay", "--agent", "a"], 2, "give either --month YYYY-MM or --window ID"),
-        (["dataset", "replay", "--agent", "a", "--month", "2024-01"], 1, "--from"),
+        (["dataset", "replay", "--agent", "a", "--window", "2024-01"], 1, "--from"),
         (["db", "export", "--window", "noon", "--format", "chat", "-o", "x"], 1, "window id"),
     ],
 )

@@ -112,4 +112,4 @@ async def _decide(opened: OpenStore, seed: int, policy: str) -> Decide | None:
 def _none(prefix: str, rebuilt: Rebuilt) -> str:
     reasons = list(dict.fromkeys(one.reason for one in rebuilt.skipped))
     more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-    return f"nothing of {prefix} can be replayed: {'; '.join(reasons[:3])}{more}"
+    return f"nothing of {prefix or 'any window'} can be replayed: {'; '.join(reasons[:3])}{more}"

@@ -128,7 +128,7 @@ def _read(root: Path, table: str, prefix: str, only: Path | None) -> pl.DataFram
             frames.append(frame)
     if not frames:
         raise ReplayError(
-            f"{root / table} has no rows of {prefix}: there are {len(files)} files"
+            f"{root / table} has no rows of {prefix or 'any window'}: there are {len(files)} files"
             f" ({', '.join(file.name for file in files[-3:]) or 'none'})"
         )
     return _newest(pl.concat(frames))

@@ -52,7 +52,8 @@ _OUTCOMES = """
 
 
 async def recorded_windows(store: Store, prefix: str) -> list[str]:
-    """Return the ids that begin with ``prefix`` (a month, a day or a whole id), oldest first.
+    """Return the ids that begin with ``prefix`` (a month, a day, a whole id, or ``""`` for all),
+    oldest first.
 
     Raises:
         ReplayError: No trajectory was recorded in those windows.
@@ -61,7 +62,7 @@ async def recorded_windows(store: Store, prefix: str) -> list[str]:
     ids = [row["windowId"] for row in await store.game.fetch(_WINDOWS, prefix)]
     if not ids:
         raise ReplayError(
-            f"no trajectory was recorded in {prefix}: see `babylon windows list`, or replay a"
+            f"no trajectory was recorded in {prefix or 'any window'}: see `babylon windows list`, or replay a"
             " dataset with --from"
         )
     return ids
