@@ -1,5 +1,6 @@
 """An experiment as rows: routes, the agents' calls and what they played."""
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -17,6 +18,7 @@ from tests.unit.serving.gateway.calls import call
 
 HOUR = timedelta(hours=1)
 SALT = "b5a1c0ffee"
+HOURS = 20
 PLAYED = datetime(2025, 11, 14, 9, tzinfo=UTC)  # simulated play is dated into the past
 
 
@@ -27,6 +29,7 @@ class World:
     store: Store
     route: int = 0
     numbers: "count[int]" = field(default_factory=count)
+    played: Counter[str] = field(default_factory=Counter)
     calls: list[Any] = field(default_factory=list)
     plays: list[dict[str, Any]] = field(default_factory=list)
     agents: set[str] = field(default_factory=set)
@@ -61,10 +64,16 @@ class World:
         calls: int = 1,
         **changes: Any,
     ) -> str:
-        """A trajectory with its calls under the present route; ``changes`` of its row."""
+        """A trajectory with its calls under the present route; ``changes`` of its row.
+
+        The plays of each arm take turns in the hours.
+        """
         trajectory = name or f"{agent}-{len(self.plays)}"
+        start = PLAYED + HOUR * (self.played[arm] % HOURS)
+        self.played[arm] += 1
         for _ in range(calls):
             self.call(agent, arm, trajectory_id=trajectory)
+        changes = {"startTime": start.replace(tzinfo=None).isoformat()} | changes
         self.row(agent, trajectory, pnl, **changes)
         return trajectory
 

@@ -45,13 +45,13 @@ def pnl(found: Review) -> Comparison:
 async def test_a_better_challenger_is_promoted(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
-    fleet.fleet(gain=200)
+    fleet.fleet(gain=400)
     await fleet.write()
     found = await look(store, settings)
     assert (found.decision, found.experiment, found.mode) == ("promote", SALT, "ab")
     assert (found.champion_version, found.challenger_version) == (0, 1)
     assert (found.agents.champion, found.agents.challenger, found.plays) == (30, 30, 180)
-    assert pnl(found).low > 0 and pnl(found).difference == pytest.approx(200, abs=60)
+    assert pnl(found).low > 0 and pnl(found).difference == pytest.approx(400, abs=60)
     assert {guard.name: guard.state for guard in found.guardrails} == {
         "calls that broke off": "passes",
         "replies cut at their length limit": "passes",
@@ -79,7 +79,7 @@ async def test_an_experiment_is_compared_with_a_game_in_another_database(
     async with open_store(apart) as store:
         fleet = await world(store)
         await fleet.begin()
-        fleet.fleet(gain=200)
+        fleet.fleet(gain=400)
         fleet.call("thief", "champion", trajectory_id="a0-0")  # another agent's
         fleet.call("a0", "challenger", trajectory_id="unwritten")
         await fleet.write()
@@ -87,7 +87,7 @@ async def test_an_experiment_is_compared_with_a_game_in_another_database(
         assert await store.pool.fetchval("SELECT count(*) FROM trajectories") == 0
     assert (found.decision, found.plays) == ("promote", 180)
     assert found.excluded == {"not finished or never written": 1}
-    assert pnl(found).difference == pytest.approx(200, abs=60)
+    assert pnl(found).difference == pytest.approx(400, abs=60)
 
 
 async def test_a_call_of_another_key_does_not_spoil_a_play(
@@ -95,7 +95,7 @@ async def test_a_call_of_another_key_does_not_spoil_a_play(
 ) -> None:
     fleet = await world(store)
     await fleet.begin()
-    fleet.fleet(gain=200)
+    fleet.fleet(gain=400)
     await store.pool.execute("INSERT INTO babylon.plays VALUES ('a0-0', 'mine', 'a0')")
     fleet.call("a0", "pinned", trajectory_id="a0-0", agent_id=None, key_id="another")
     await fleet.write()
@@ -123,7 +123,7 @@ async def test_the_command_tells_the_same_and_succeeds_whatever_it_says(
     code, said = await analyse("--json")
     assert code == 1 and "no experiment runs" in json.loads(said)["error"]
     await fleet.begin()
-    fleet.fleet(gain=200)
+    fleet.fleet(gain=400)
     await fleet.write()
     code, said = await analyse("--json")
     numbers = json.loads(said)
@@ -203,7 +203,7 @@ async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Setti
     fleet.route = 1
     straddling = fleet.play("a0", "champion", 9e6)
     await fleet.begin()
-    fleet.fleet(gain=0, agents=6, plays=1)
+    fleet.fleet(gain=0, agents=10, plays=1)
     fleet.call("a0", "champion", trajectory_id=straddling)
     mixed = fleet.play("a1", "champion", 9e6)
     fleet.call("a1", "challenger", trajectory_id=mixed)
@@ -219,7 +219,7 @@ async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Setti
     fleet.play("a1", "challenger", 5, stepsJson='[{"environmentState":{"agentPnL":1e999}}]')
     await fleet.write()
     found = await look(store, settings)
-    assert found.plays == 6
+    assert found.plays == 10
     assert found.excluded == {
         "mixed arms, or partly outside of the experiment": 3,
         "evaluation": 1,
@@ -232,8 +232,8 @@ async def test_play_outside_of_one_arm_is_excluded(store: Store, settings: Setti
     assert found.crossed == 2  # a0 and a1
     assert (found.decision, found.agents.champion, found.agents.challenger) == (
         "insufficient",
-        3,
-        3,
+        5,
+        5,
     )
 
 
@@ -273,6 +273,8 @@ async def test_profit_is_of_the_play_in_every_row_form(store: Store, settings: S
     fleet.play("e", "challenger", 0, finalPnL=None, metricsJson='{"finalPnL":75}')
     fleet.play("f", "champion", 0, stepsJson=deep, finalPnL=None, metricsJson="{}")  # 12 - 10
     fleet.play("g", "champion", 0, stepsJson="[", finalPnL=15.0, metricsJson="{")
+    fleet.play("h", "champion", 4)
+    fleet.play("i", "challenger", 5)
     await fleet.write()
     found = pnl(await look(store, settings))
     assert (found.champion, found.challenger) == pytest.approx((4, 5))
@@ -322,7 +324,7 @@ async def test_play_that_goes_on_at_another_share_says_nothing_of_the_arm_there(
 async def test_a_broken_sample_ratio_promotes_nobody(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
-    fleet.fleet(gain=500, agents=80, every=8)
+    fleet.fleet(gain=2000, agents=80, every=8)
     await fleet.write()
     found = await look(store, settings)
     assert pnl(found).low > 0
@@ -412,7 +414,7 @@ async def test_read_rights_on_game_tables_suffice(blank_database_url: str, tmp_p
         assert not store.game_tables_ours
         fleet = await world(store)
         await fleet.begin()
-        fleet.fleet(gain=200)
+        fleet.fleet(gain=400)
         await fleet.write()
         await store.pool.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
         try:
@@ -431,7 +433,7 @@ async def test_read_rights_on_game_tables_suffice(blank_database_url: str, tmp_p
 async def test_all_rows_of_the_pages_tables_are_complete(store: Store, settings: Settings) -> None:
     fleet = await world(store)
     await fleet.begin()
-    fleet.fleet(gain=200, agents=44)
+    fleet.fleet(gain=600, agents=44)
     fleet.play("a1", "pinned", 0)
     await fleet.write()
     page = review_markdown(await look(store, settings))

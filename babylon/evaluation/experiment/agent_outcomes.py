@@ -6,7 +6,8 @@ trajectory keeps its arm, so all of it belongs to the stage in which it began.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,26 @@ class Exposure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cells:
+    """Outcomes by window: an entry ``[k]`` per window of each row of ``AgentOutcomes``.
+
+    ``row``: index of the row. ``window``: index of the window. ``plays``: number of plays.
+    ``total``: sum of their outcomes.
+    """
+
+    row: Ints
+    window: Ints
+    plays: Floats
+    total: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOutcomes:
     """A measure of all agents: one row ``[c]`` per agent and stage.
 
     ``unit``: index of the agent. ``mean``: mean over its ``plays`` in the stage. ``spread``: sum of
     their squared deviations from ``mean``. ``before``: the agent's mean before the experiment, NaN
-    if it has none.
+    if it has none. ``cells``: the same outcomes by window, None if they have none.
     """
 
     unit: Ints
@@ -40,37 +55,80 @@ class AgentOutcomes:
     plays: Floats
     spread: Floats
     before: Floats
+    cells: Cells | None = None
 
     @property
     def groups(self) -> Ints:
         """``[c]`` each row's stage and arm as one number."""
         return 2 * self.stage + self.challenger
 
+    def only(self, kept: NDArray[np.bool_]) -> Self:
+        """Return the rows ``[c]`` that are kept."""
+        cells = self.cells
+        if cells is not None:
+            mine = kept[cells.row]
+            cells = Cells(
+                row=(np.cumsum(kept) - 1)[cells.row[mine]],
+                window=cells.window[mine],
+                plays=cells.plays[mine],
+                total=cells.total[mine],
+            )
+        return replace(
+            self,
+            unit=self.unit[kept],
+            stage=self.stage[kept],
+            challenger=self.challenger[kept],
+            mean=self.mean[kept],
+            plays=self.plays[kept],
+            spread=self.spread[kept],
+            before=self.before[kept],
+            cells=cells,
+        )
+
 
 def outcomes_of_plays(
-    exposures: Sequence[Exposure], plays: Sequence[tuple[str, int, float]], before: dict[str, float]
+    exposures: Sequence[Exposure],
+    plays: Sequence[tuple[str, int, float]],
+    before: dict[str, float],
+    windows: Sequence[int] | None = None,
 ) -> AgentOutcomes:
     """Average the plays of each exposure. Exposures without plays are left out.
 
     Args:
         plays: (unit, stage, outcome) of each; plays without an exposure are ignored.
         before: Mean before the experiment, by unit.
+        windows: The window of each play, as any number. Without them, all plays of an agent are
+            taken as independent of all others'.
     """
     place = {(one.unit, one.stage): i for i, one in enumerate(exposures)}
-    known = [(place[unit, stage], value) for unit, stage, value in plays if (unit, stage) in place]
-    index = np.array([i for i, _ in known], np.int64)
-    values = np.array([value for _, value in known], float)
+    known = [number for number, (unit, stage, _) in enumerate(plays) if (unit, stage) in place]
+    index = np.array([place[plays[number][:2]] for number in known], np.int64)
+    values = np.array([plays[number][2] for number in known], float)
     count = np.bincount(index, minlength=len(exposures)).astype(float)
     played = count > 0
     mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
     squares = (values - mean[index]) ** 2
     spread = np.bincount(index, squares, len(exposures)).astype(float)
-    return agent_outcomes(
+    outcomes = agent_outcomes(
         [one for one, has in zip(exposures, played, strict=True) if has],
         mean[played],
         before,
         plays=count[played],
         spread=spread[played],
+    )
+    if windows is None:
+        return outcomes
+    row = (np.cumsum(played) - 1)[index]
+    return replace(outcomes, cells=_cells(row, [windows[number] for number in known], values))
+
+
+def _cells(row: Ints, windows: Sequence[int], values: Floats) -> Cells:
+    rows, window, cell = pairs(row, np.array(windows, np.int64))
+    return Cells(
+        row=rows,
+        window=window,
+        plays=np.bincount(cell).astype(float),
+        total=np.bincount(cell, values).astype(float),
     )
 
 
@@ -94,3 +152,11 @@ def agent_outcomes(
         spread=np.zeros(len(exposures)) if spread is None else spread,
         before=np.array([history.get(one.unit, np.nan) for one in exposures], float),
     )
+
+
+def pairs(first: Ints, window: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the distinct pairs in order, as two arrays, and the index of each element's pair."""
+    start = window.min(initial=0)
+    width = window.max(initial=0) - start + 1
+    keys, place = np.unique(first * width + (window - start), return_inverse=True)
+    return keys // width, keys % width + start, place

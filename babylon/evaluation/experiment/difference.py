@@ -11,7 +11,8 @@ agent's history is fixed before its arm is drawn, so neither choice biases the d
 
 Variance: it is computed from each agent's influence on the difference, with all plays of an agent
 as one cluster and both arms together (Waudby-Smith et al., arXiv 2103.06476, section 3.1,
-randomised experiments). One sequence of the difference is tighter than two of the arms.
+randomised experiments). One sequence of the difference is tighter than two of the arms. To it comes
+what the agents of an arm share in a window (``babylon.evaluation.experiment.shared_luck``).
 
 Time: agents arrive and continue to play, so the sequence's clock is not the number of agents but
 the information 1 / variance, in which such differences have independent increments (Scharfstein,
@@ -27,13 +28,13 @@ means and variances. The low end is therefore lower by what such a loss may cost
 """
 
 import math
-from dataclasses import fields
 
 import numpy as np
 
 from babylon.evaluation.arena.confidence import standard_errors, unseen_share
 from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Floats, Ints
 from babylon.evaluation.experiment.review_records import Comparison
+from babylon.evaluation.experiment.shared_luck import shared_luck
 
 TIGHTEST = 500  # plays of independent agents in an even split at which the sequence is tightest
 _ROUNDING = 1e-9
@@ -43,7 +44,8 @@ _LARGEST = 700.0  # exp of larger numbers overflows
 def difference(
     outcomes: AgentOutcomes, *, shares: bool = False, at_stake: float = 0.0
 ) -> Comparison | None:
-    """Compare the arms; None if no stage has two agents in each arm.
+    """Compare the arms; None if no stage has two agents in each arm, or all
+    together have fewer than four windows.
 
     Args:
         shares: The outcomes are shares of a rare event. A few agents may all be at 0 by chance, so
@@ -55,15 +57,19 @@ def difference(
     weights = _stage_weights(outcomes)
     if not weights.any():
         return None
-    outcomes = _only(outcomes, weights)
+    outcomes = outcomes.only(weights[outcomes.stage] > 0)
     groups, size = outcomes.groups, np.bincount(outcomes.groups)
     sign = np.where(outcomes.challenger, 1.0, -1.0)
     influence = sign * weights[outcomes.stage] / size[groups]
     before = _history(outcomes)
     theta = _theta(outcomes, before, weights)
     adjusted = outcomes.mean - theta * before
-    variance, freedom = _variance(outcomes, adjusted, influence, shares)
-    plain, _ = _variance(outcomes, outcomes.mean, influence, shares)
+    luck = shared_luck(outcomes, _within(adjusted, groups), influence)
+    if luck is None:
+        return None
+    by_agent, freedom = _variance(outcomes, adjusted, influence, shares)
+    plain = _variance(outcomes, outcomes.mean, influence, shares)[0] + luck.excess
+    variance, freedom = luck.added_to(by_agent, freedom)
     middle = float(influence @ adjusted)
     rounding = _ROUNDING * float(np.abs(adjusted).max())
     # If all agents of an arm have the same outcome, the variance is only rounding error.
@@ -71,13 +77,13 @@ def difference(
         middle = middle if abs(middle) > rounding else 0.0
         variance = plain = middle**2 * _alike_by_chance(influence, groups)
         freedom = math.inf
-    information = _information(outcomes, influence, variance)
+    information = _information(outcomes, influence, variance, by_agent)
     half = 0.0
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     limit = 1.0 if shares else math.inf
-    plays = np.bincount(outcomes.challenger, outcomes.plays)
-    unseen = at_stake * unseen_share(float(plays.min()))
+    plays = float(np.bincount(outcomes.challenger, outcomes.plays).min())
+    unseen = at_stake * unseen_share(luck.independent(plays))
     return Comparison(
         champion=0.0 - float(influence @ np.where(outcomes.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(outcomes.challenger, adjusted, 0)),
@@ -89,6 +95,7 @@ def difference(
         explained=1 - variance / plain if plain else 0.0,
         information=information,
         unseen=unseen,
+        shared=luck.excess / variance if variance else 0.0,
     )
 
 
@@ -121,13 +128,6 @@ def _stage_weights(outcomes: AgentOutcomes) -> Floats:
     np.divide(plays.prod(axis=1), total, out=weights, where=total > 0)
     weights[(agents < 2).any(axis=1)] = 0.0
     return weights / weights.sum() if weights.any() else weights
-
-
-def _only(outcomes: AgentOutcomes, weights: Floats) -> AgentOutcomes:
-    kept = weights[outcomes.stage] > 0
-    return AgentOutcomes(
-        **{one.name: getattr(outcomes, one.name)[kept] for one in fields(outcomes)}
-    )
 
 
 def _history(outcomes: AgentOutcomes) -> Floats:
@@ -176,12 +176,15 @@ def _variance(
     return float((np.bincount(outcomes.unit, inner) ** 2).sum() + more.sum()), freedom
 
 
-def _information(outcomes: AgentOutcomes, influence: Floats, variance: float) -> float:
+def _information(
+    outcomes: AgentOutcomes, influence: Floats, variance: float, by_agent: float
+) -> float:
     """Number of plays of independent agents, half in each arm, that would give this variance.
 
-    It is at least the number of agents: their outcomes may be alike by chance.
+    Without shared luck it is at least the number of agents: their outcomes may be alike by chance.
     """
     agents = 4 / float((np.bincount(outcomes.unit, np.abs(influence)) ** 2).sum())
+    agents *= by_agent / variance if by_agent else 1.0
     between = float(outcomes.plays @ _within(outcomes.mean, outcomes.groups) ** 2)
     of_one = (float(outcomes.spread.sum()) + between) / float(outcomes.plays.sum())
     return max(agents, 4 * of_one / variance) if variance else agents

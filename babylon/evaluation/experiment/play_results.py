@@ -29,12 +29,13 @@ class Counts(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayResult:
-    """A play's P&L and opening balance in USD, ``lost`` (1.0 for a heavy loss) and share of failed
-    actions. A task without a balance has 0."""
+    """A play's ``start``, P&L and opening balance in USD, ``lost`` (1.0 for a heavy loss) and share
+    of failed actions. A task without a balance has 0."""
 
     trajectory_id: str
     unit: str
     stage: int
+    start: datetime
     pnl_usd: float
     balance_usd: float
     lost: float
@@ -86,12 +87,14 @@ async def results(game: Connection, plays: Sequence[Play]) -> tuple[list[PlayRes
         if value is None or not abs(value) <= MOST:
             excluded["no P&L"] += 1
             continue
+        assert play.start is not None  # unwritten plays have no P&L either
         balance = max(play.opening_balance or 0.0, 0.0)
         found.append(
             PlayResult(
                 trajectory_id=play.trajectory_id,
                 unit=play.unit,
                 stage=play.stage,
+                start=play.start,
                 pnl_usd=value,
                 balance_usd=balance,
                 lost=float(value < -HEAVY_LOSS * max(balance, START_BALANCE_USD)),

@@ -7,7 +7,7 @@ others (interference). Assigning agents rather than markets cannot remove that; 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from statistics import fmean
 
 import numpy as np
@@ -42,6 +42,8 @@ from babylon.store.experiments import (
     plays_before,
     scores_of,
 )
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # a midnight, as the windows of a day begin with one
 
 __all__ = ["Review", "review"]
 
@@ -91,13 +93,10 @@ async def _look(
     since = found.began_at - timedelta(hours=windows.lookback_hours)
     before = await _before(game, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
-    outcomes = outcomes_of_plays(exposures, pnl, before)
+    outcomes = outcomes_of_plays(exposures, pnl, before, _numbers(played, windows))
     scores = await scores_of(connection, [play.trajectory_id for play in played])
-    judged = [
-        (play.unit, play.stage, scores[play.trajectory_id])
-        for play in played
-        if play.trajectory_id in scores
-    ]
+    judged = [play for play in played if play.trajectory_id in scores]
+    points = [(play.unit, play.stage, scores[play.trajectory_id]) for play in judged]
     # Also among the agents with a play: agents that drop out of one arm would bias the difference.
     everybody = _ratio(exposures, found)
     measured = {play.unit for play in played}
@@ -131,7 +130,7 @@ async def _look(
         raw_pnl=difference(
             replace(outcomes, before=np.full(len(outcomes.before), np.nan)), at_stake=at_stake
         ),
-        score=difference(outcomes_of_plays(exposures, judged, {})),
+        score=difference(outcomes_of_plays(exposures, points, {}, _numbers(judged, windows))),
         guardrails=guardrails,
         excluded=dict(excluded),
     )
@@ -156,6 +155,12 @@ async def _played(
     if pinned := await pinned_calls(connection, found):
         excluded["calls for a pinned version"] = pinned
     return played, excluded
+
+
+def _numbers(played: Sequence[PlayResult], windows: WindowSettings) -> list[int]:
+    """Return the plays' windows, numbered in the order of time."""
+    length = timedelta(minutes=windows.minutes)
+    return [(play.start - EPOCH) // length for play in played]
 
 
 async def _before(

@@ -16,6 +16,8 @@ INTERFERENCE = (
     " all agents used one of them."
 )
 
+LEAST_SHARED = 0.1
+
 
 def review_markdown(review: Review) -> str:
     return "\n".join(
@@ -80,6 +82,11 @@ def _told(review: Review) -> Iterator[str]:
             f"History explains {review.pnl.explained:.0%} of the variance; the evidence is worth"
             f" {review.pnl.information:.0f} independent plays in an even split."
         )
+        if review.pnl.shared > LEAST_SHARED:
+            yield (
+                f"Luck that an arm's agents share in a window is {review.pnl.shared:.0%} of the"
+                " variance: more windows tell more than more agents."
+            )
         if review.pnl.unseen:
             yield (
                 f"The low ends of P&L are ${review.pnl.unseen:.2f} lower, for a loss that is too"

@@ -16,6 +16,7 @@ class Comparison:
     ``explained``: share of the difference's variance that play before the experiment explains.
     ``information``: number of independent plays, half in each arm, with the same variance.
     ``unseen``: what ``low`` is lower by, for a loss that is too rare to have been seen.
+    ``shared``: share of the variance that comes from luck that an arm's agents share in a window.
     """
 
     champion: float
@@ -28,6 +29,7 @@ class Comparison:
     explained: float = 0.0
     information: float = 0.0
     unseen: float = 0.0
+    shared: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.difference:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"

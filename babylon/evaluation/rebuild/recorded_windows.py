@@ -62,8 +62,8 @@ async def recorded_windows(store: Store, prefix: str) -> list[str]:
     ids = [row["windowId"] for row in await store.game.fetch(_WINDOWS, prefix)]
     if not ids:
         raise ReplayError(
-            f"no trajectory was recorded in {prefix or 'any window'}: see `babylon windows list`, or replay a"
-            " dataset with --from"
+            f"no trajectory was recorded in {prefix or 'any window'}: see `babylon windows list`,"
+            " or replay a dataset with --from"
         )
     return ids
 

@@ -1,0 +1,91 @@
+import math
+
+import numpy as np
+import pytest
+
+from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Exposure, outcomes_of_plays
+from babylon.evaluation.experiment.difference import difference
+from babylon.evaluation.experiment.shared_luck import SharedLuck, shared_luck
+
+AGENTS = range(8)
+
+
+def played(
+    by_window: list[tuple[float, float]], *, own: float = 0.0, first: int = 0
+) -> AgentOutcomes:
+    """Every agent plays in every window: ``by_window`` (champion, challenger), plus or minus its
+    ``own`` luck, which is that of two agents in each arm and changes its sign in each window."""
+    exposures = [Exposure(unit=f"{a}", stage=0, challenger=a >= 4) for a in AGENTS]
+    plays, windows = [], []
+    for window, arms in enumerate(by_window):
+        for agent in AGENTS:
+            luck = own * (-1) ** (agent + window)
+            plays.append((f"{agent}", 0, arms[agent >= 4] + luck))
+            windows.append(first + window)
+    return outcomes_of_plays(exposures, plays, {}, windows)
+
+
+def luck_of(outcomes: AgentOutcomes) -> SharedLuck:
+    weight = np.where(outcomes.challenger, 0.25, -0.25)
+    means = np.where(
+        outcomes.challenger,
+        outcomes.mean[outcomes.challenger].mean(),
+        outcomes.mean[~outcomes.challenger].mean(),
+    )
+    found = shared_luck(outcomes, outcomes.mean - means, weight)
+    assert found is not None
+    return found
+
+
+def test_luck_of_an_arm_by_hand() -> None:
+    """The challenger's windows are at 1, -1, -1, 1 around its mean, the champion's all alike: the
+    variance of a window's difference is 4 / 3, that of their mean 1 / 3. The correlation of windows
+    in sequence is (-1 + 1 - 1) / 3 over 1: none is counted."""
+    found = luck_of(played([(0, 1), (0, -1), (0, -1), (0, 1)]))
+    assert found.by_window == pytest.approx(1 / 3)
+    assert found.freedom == pytest.approx(3)
+    assert found.windows == 4
+    assert found.excess == pytest.approx(1 / 3 - 16 * (1 / 16) ** 2)  # minus the cells'
+
+
+def test_what_a_window_brings_to_both_arms_is_no_luck_of_one() -> None:
+    found = luck_of(played([(5, 5), (-5, -5), (3, 3), (-3, -3)], own=1.0))
+    assert found.by_window == pytest.approx(0, abs=1e-12)
+    assert found.excess == 0
+
+
+def test_luck_that_lasts_makes_fewer_windows() -> None:
+    changing, lasting = (
+        [(0.0, float(sign)) for sign in signs] for signs in ([1, -1] * 8, [1] * 8 + [-1] * 8)
+    )
+    assert luck_of(played(lasting)).by_window > 3 * luck_of(played(changing)).by_window
+
+
+def test_a_gap_in_time_is_no_sequence() -> None:
+    signs = [1.0] * 8 + [-1.0] * 8
+    outcomes = played([(0.0, sign) for sign in signs])
+    assert outcomes.cells is not None
+    outcomes.cells.window[:] *= 2
+    assert luck_of(outcomes).by_window == pytest.approx(1 / 15)
+
+
+def test_three_windows_say_too_little_of_shared_luck() -> None:
+    assert difference(played([(0, 1)], own=1.0)) is None
+    assert difference(played([(0, 1), (0, 2), (0, 3)], own=1.0)) is None
+    assert difference(played([(0, 1), (0, 2), (0, 3), (0, 1)], own=1.0)) is not None
+
+
+def test_plays_of_a_window_count_as_one_when_they_are_alike() -> None:
+    alike = luck_of(played([(0, 1), (0, -1), (0, -1), (0, 1)] * 5))
+    assert alike.independent(160) == 20  # the windows
+    alone = luck_of(played([(0, 0)] * 20, own=1.0))
+    assert alone.independent(160) == pytest.approx(160)
+    assert SharedLuck().independent(7) == 7
+
+
+def test_a_sum_of_variances_has_the_freedom_of_both() -> None:
+    """Satterthwaite: (1 + 1)² / (1² / 10 + 2² / 4)."""
+    luck = SharedLuck(excess=1.0, by_window=2.0, freedom=4.0)
+    assert luck.added_to(1.0, 10.0) == pytest.approx((2.0, 4 / 1.1))
+    assert SharedLuck().added_to(1.0, 10.0) == pytest.approx((1.0, 10.0))
+    assert SharedLuck().added_to(0.0, math.inf) == (0.0, math.inf)
