@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import msgspec
+import numpy as np
 import pytest
 
 from babylon.cli import main
@@ -20,7 +21,7 @@ from babylon.evaluation.experiment.review_page import review_markdown
 from babylon.evaluation.experiment.review_records import Comparison, Review
 from babylon.store import Store, open_store
 from babylon.store.experiments import find_experiment, plays
-from tests.integration.experiments import SALT, world
+from tests.integration.experiments import HOURS, SALT, world
 from tests.integration.test_migrations import GAME
 
 AT_ONCE = {"experiment": {"min_hours": 0.0}}
@@ -67,6 +68,26 @@ async def test_a_better_challenger_is_promoted(store: Store, settings: Settings)
     assert msgspec.convert(kept[0]["numbers"], Review) == found
     assert (await look(store, settings)).pnl == found.pnl
     assert await store.pool.fetchval("SELECT count(*) FROM babylon.experiment_reviews") == 2
+
+
+async def test_luck_that_the_challengers_share_in_an_hour_proves_nothing(
+    store: Store, settings: Settings
+) -> None:
+    """They win or lose 150 together, and win in 11 of 20 hours."""
+    fleet = await world(store)
+    await fleet.begin()
+    random = np.random.default_rng(0)
+    together = random.permutation([150.0] * 11 + [-150.0] * 9)
+    for number in range(400):
+        luck = float(random.normal(0, 10))
+        fleet.play(f"a{number % 50}", "champion", luck)
+        fleet.play(f"b{number % 50}", "challenger", luck + float(together[number % HOURS]))
+    await fleet.write()
+    found = await look(store, settings)
+    assert pnl(found).difference == pytest.approx(15)
+    assert pnl(found).low + pnl(found).unseen < -30  # taken one by one, it would be above 0
+    assert found.decision == "insufficient"
+    assert "share in a window is" in review_markdown(found)
 
 
 async def test_an_experiment_is_compared_with_a_game_in_another_database(

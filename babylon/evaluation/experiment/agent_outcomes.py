@@ -100,15 +100,12 @@ def outcomes_of_plays(
         windows: The window of each play, as any number. Without them, all plays of an agent are
             taken as independent of all others'.
     """
-    place = {(one.unit, one.stage): i for i, one in enumerate(exposures)}
-    known = [number for number, (unit, stage, _) in enumerate(plays) if (unit, stage) in place]
-    index = np.array([place[plays[number][:2]] for number in known], np.int64)
-    values = np.array([plays[number][2] for number in known], float)
+    known, index = _exposure_of(plays, exposures)
+    values = np.array([value for _, _, value in plays], float)[known]
     count = np.bincount(index, minlength=len(exposures)).astype(float)
     played = count > 0
     mean = np.bincount(index, values, len(exposures)) / np.maximum(count, 1)
-    squares = (values - mean[index]) ** 2
-    spread = np.bincount(index, squares, len(exposures)).astype(float)
+    spread = np.bincount(index, (values - mean[index]) ** 2, len(exposures)).astype(float)
     outcomes = agent_outcomes(
         [one for one, has in zip(exposures, played, strict=True) if has],
         mean[played],
@@ -118,12 +115,22 @@ def outcomes_of_plays(
     )
     if windows is None:
         return outcomes
-    row = (np.cumsum(played) - 1)[index]
-    return replace(outcomes, cells=_cells(row, [windows[number] for number in known], values))
+    row = (np.cumsum(played) - 1)[index]  # exposures without plays are not among the outcomes
+    return replace(outcomes, cells=_cells(row, np.array(windows, np.int64)[known], values))
 
 
-def _cells(row: Ints, windows: Sequence[int], values: Floats) -> Cells:
-    rows, window, cell = pairs(row, np.array(windows, np.int64))
+def _exposure_of(
+    plays: Sequence[tuple[str, int, float]], exposures: Sequence[Exposure]
+) -> tuple[Ints, Ints]:
+    """Return the numbers of the plays with an exposure, and the number of each one's exposure."""
+    place = {(one.unit, one.stage): i for i, one in enumerate(exposures)}
+    index = np.array([place.get((unit, stage), -1) for unit, stage, _ in plays], np.int64)
+    known = np.flatnonzero(index >= 0)
+    return known, index[known]
+
+
+def _cells(row: Ints, windows: Ints, values: Floats) -> Cells:
+    rows, window, cell = pairs(row, windows)
     return Cells(
         row=rows,
         window=window,

@@ -44,8 +44,7 @@ _LARGEST = 700.0  # exp of larger numbers overflows
 def difference(
     outcomes: AgentOutcomes, *, shares: bool = False, at_stake: float = 0.0
 ) -> Comparison | None:
-    """Compare the arms; None if no stage has two agents in each arm, or all
-    together have fewer than four windows.
+    """Compare the arms; None without a stage of two agents in each arm, or with too few windows.
 
     Args:
         shares: The outcomes are shares of a rare event. A few agents may all be at 0 by chance, so
@@ -82,8 +81,7 @@ def difference(
     if variance:
         half = math.sqrt(variance) * student(standard_errors(information / TIGHTEST), freedom)
     limit = 1.0 if shares else math.inf
-    plays = float(np.bincount(outcomes.challenger, outcomes.plays).min())
-    unseen = at_stake * unseen_share(luck.independent(plays))
+    unseen = at_stake * unseen_share(luck.independent(_fewer_plays(outcomes)))
     return Comparison(
         champion=0.0 - float(influence @ np.where(outcomes.challenger, 0, adjusted)),
         challenger=float(influence @ np.where(outcomes.challenger, adjusted, 0)),
@@ -188,6 +186,10 @@ def _information(
     between = float(outcomes.plays @ _within(outcomes.mean, outcomes.groups) ** 2)
     of_one = (float(outcomes.spread.sum()) + between) / float(outcomes.plays.sum())
     return max(agents, 4 * of_one / variance) if variance else agents
+
+
+def _fewer_plays(outcomes: AgentOutcomes) -> float:
+    return float(np.bincount(outcomes.challenger, outcomes.plays).min())
 
 
 def _count(outcomes: AgentOutcomes, challenger: bool) -> int:

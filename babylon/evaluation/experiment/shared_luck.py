@@ -25,6 +25,7 @@ FEWEST = 4  # windows of equal weight: fewer may be alike by chance, and then sh
 _ONE_PERCENT = -2.326  # quantile of the normal distribution
 _MOST_LASTING = 0.9  # correlation of two windows in sequence
 _ROUNDING = 1e-9
+_TINY = 1e-300  # instead of 0 as a divisor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +63,17 @@ def shared_luck(outcomes: AgentOutcomes, within: Floats, influence: Floats) -> S
     """
     if (cells := outcomes.cells) is None:
         return SharedLuck()
-    row = cells.row
-    expected = cells.plays * (outcomes.mean - within)[row]
-    part = influence[row] / outcomes.plays[row] * (cells.total - expected)
+    row, of_play = cells.row, influence / outcomes.plays
+    part = of_play[row] * (cells.total - cells.plays * (outcomes.mean - within)[row])
     stage, window, place = pairs(outcomes.stage[row], cells.window)
-    weight = np.bincount(place, (np.abs(influence) / outcomes.plays)[row] * cells.plays)
-    squares, whole = np.bincount(stage, weight**2), np.bincount(stage, weight)
-    seen = np.zeros(len(whole))
-    np.subtract(1, squares / np.maximum(whole, _ROUNDING) ** 2, out=seen, where=whole > 0)
-    seen[seen < _ROUNDING] = 0.0
+    weight = np.bincount(place, np.abs(of_play)[row] * cells.plays)
+    squares = np.bincount(stage, weight**2).astype(float)
+    seen = _seen(squares, np.bincount(stage, weight).astype(float))
     visible = float(squares @ seen)
-    if not visible:
-        return None
-    freedom = visible**2 / float(squares**2 @ (seen * (1 - seen)))
+    freedom = visible**2 / max(float(squares**2 @ (seen * (1 - seen))), _TINY)
     if freedom < FEWEST - 1 - _ROUNDING:
         return None
-    scale = float(squares.sum()) / visible
-    sums = np.bincount(place, part).astype(float)
+    scale, sums = float(squares.sum()) / visible, np.bincount(place, part).astype(float)
     in_turn = float(sums**2 @ (seen[stage] > 0)) * scale  # as if luck never lasted
     by_window = in_turn * _lasting(sums, stage, window)
     by_cell = float(part**2 @ seen[outcomes.stage[row]]) * scale
@@ -89,6 +84,12 @@ def shared_luck(outcomes: AgentOutcomes, within: Floats, influence: Floats) -> S
         alike=in_turn / by_cell / _lower(freedom) if by_cell else math.inf,
         windows=len(np.unique(window)),
     )
+
+
+def _seen(squares: Floats, whole: Floats) -> Floats:
+    """Return 1 - 1/W of each stage: the share of its windows' variance that its sums show."""
+    seen: Floats = 1 - squares / np.where(whole > 0, whole, 1) ** 2
+    return np.where(seen < _ROUNDING, 0.0, seen)
 
 
 def _lasting(sums: Floats, stage: Ints, window: Ints) -> float:
