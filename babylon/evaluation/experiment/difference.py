@@ -11,8 +11,8 @@ agent's history is fixed before its arm is drawn, so neither choice biases the d
 
 Variance: it is computed from each agent's influence on the difference, with all plays of an agent
 as one cluster and both arms together (Waudby-Smith et al., arXiv 2103.06476, section 3.1,
-randomised experiments). One sequence of the difference is tighter than two of the arms. To it comes
-what the agents of an arm share in a window (``babylon.evaluation.experiment.shared_luck``).
+randomised experiments). One sequence of the difference is tighter than two of the arms. Luck that
+the agents of an arm share in a window is added (``babylon.evaluation.experiment.shared_luck``).
 
 Time: agents arrive and continue to play, so the sequence's clock is not the number of agents but
 the information 1 / variance, in which such differences have independent increments (Scharfstein,

@@ -2,16 +2,16 @@
 
 Agents of one policy that bet alike on one market win or lose together, so they are not independent
 within a window. The difference's variance is therefore clustered by agent and by window (Cameron,
-Gelbach, Miller 2011, "Robust inference with multiway clustering", equation 2.9): to the variance by
-agent comes that by window, minus that by cell, an agent's plays of one window. What a window brings
-to both arms cancels in its sum.
+Gelbach, Miller 2011, "Robust inference with multiway clustering", equation 2.9). The variance by
+window is added to the variance by agent, and the variance by cell is subtracted. A cell is an
+agent's plays of one window. What a window brings to both arms cancels in its sum.
 
-The arms' means are taken out within each stage, so the sums of a stage with W windows show only
+The arms' means are subtracted within each stage, so the sums of a stage with W windows show only
 1 - 1/W of their variance. Windows do not weigh alike; W is Kish's effective number. A stage of one
-window shows nothing of it and is given what the others show.
+window shows none of it, and gets what the other stages show.
 
-Luck may last. The sums of windows that follow each other are taken as autoregressive, and so many
-windows count as one as have the variance of one.
+Luck may last for several windows. Sums of windows in sequence are taken as autoregressive, which
+multiplies their variance.
 """
 
 import math
@@ -32,9 +32,9 @@ _TINY = 1e-300  # instead of 0 as a divisor
 class SharedLuck:
     """The difference's variance by window.
 
-    ``excess``: what it adds to the variance by agent. ``by_window``: the whole of it, an estimate
-    with ``freedom``. ``alike``: so many plays of a window count as one, by the upper end of that
-    estimate. ``windows``: number of windows.
+    ``excess``: what it adds to the variance by agent. ``by_window``: the estimate itself, with its
+    degrees of ``freedom``. ``alike``: number of plays of a window that are worth one independent
+    play, by the upper end of that estimate. ``windows``: number of windows.
     """
 
     excess: float = 0.0
@@ -93,16 +93,15 @@ def _seen(squares: Floats, whole: Floats) -> Floats:
 
 
 def _lasting(sums: Floats, stage: Ints, window: Ints) -> float:
-    """Return the number of windows that count as one.
+    """Return the variance of a mean of autoregressive values, over that of independent ones.
 
-    The variance of a mean of autoregressive values, over that of independent ones. Their
-    correlation is corrected for its bias in few windows (Kendall 1954).
+    Their correlation is corrected for its bias in few windows (Kendall 1954).
     """
     follows = (np.diff(stage) == 0) & (np.diff(window) == 1)
-    pairs, squares = int(follows.sum()), float(sums @ sums)
-    if not (pairs and squares):
+    steps, squares = int(follows.sum()), float(sums @ sums)
+    if not (steps and squares):
         return 1.0
-    seen = float(sums[1:] @ (sums[:-1] * follows)) / pairs / (squares / len(sums))
+    seen = float(sums[1:] @ (sums[:-1] * follows)) / steps / (squares / len(sums))
     correlation = min(max(seen + (1 + 3 * seen) / len(sums), 0.0), _MOST_LASTING)
     return (1 + correlation) / (1 - correlation)
 

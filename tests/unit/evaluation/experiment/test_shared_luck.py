@@ -13,8 +13,8 @@ AGENTS = range(8)
 def played(
     by_window: list[tuple[float, float]], *, own: float = 0.0, first: int = 0
 ) -> AgentOutcomes:
-    """Every agent plays in every window: ``by_window`` (champion, challenger), plus or minus its
-    ``own`` luck, which is that of two agents in each arm and changes its sign in each window."""
+    """Every agent plays in every window for what the window brings to its arm, ``by_window``
+    (champion, challenger), plus ``own`` luck with a sign that alternates by agent and window."""
     exposures = [Exposure(unit=f"{a}", stage=0, challenger=a >= 4) for a in AGENTS]
     plays, windows = [], []
     for window, arms in enumerate(by_window):
