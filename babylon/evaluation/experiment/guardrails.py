@@ -2,6 +2,8 @@
 
 Each is compared like P&L, by agent, with its own confidence sequence. It is broken if the whole
 interval lies beyond the bound. It is doubtful if only the centre does, which blocks a promotion.
+Heavy losses are luck of the market too, so they are compared by window as well. With too few
+windows they have no interval: they may be doubtful, but not broken.
 
 The sample ratio guards the comparison itself: the numbers of agents in the arms must match the
 split. If they do not, the arms are not random (a policy drives agents away, or the split is
@@ -48,6 +50,9 @@ def guard(measure: Measure, outcomes: AgentOutcomes) -> Guardrail:
     if measure.latency:
         outcomes = replace(outcomes, mean=np.log(np.maximum(_unrounded(outcomes), 1.0)))
     found = difference(outcomes, shares=not measure.latency)
+    if found is None and outcomes.cells is not None:
+        found = difference(replace(outcomes, cells=None), shares=True)
+        found = found and replace(found, low=-1.0, high=1.0)
     if found is None:
         return Guardrail(name=measure.name, state="unknown", bound=measure.bound)
     figures = [found.champion, found.challenger, found.difference, found.low, found.high]

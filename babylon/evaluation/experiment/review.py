@@ -103,7 +103,7 @@ async def _look(
     with_play = _ratio([one for one in exposures if one.unit in measured], found)
     at_stake = fmean(play.balance_usd for play in played) if played else 0.0
     compared = difference(outcomes, at_stake=at_stake)
-    guardrails = _guardrails(agents, exposures, played)
+    guardrails = _guardrails(agents, exposures, played, _numbers(played, windows))
     hours = ((found.ended_at or now) - found.began_at) / timedelta(hours=1)
     evidence = Evidence(
         pnl=compared, ratios=(everybody, with_play), guardrails=guardrails, hours=hours
@@ -188,22 +188,23 @@ def _crossed(agents: Sequence[AgentCalls]) -> int:
 
 
 def _guardrails(
-    agents: Sequence[AgentCalls], exposures: Sequence[Exposure], played: Sequence[PlayResult]
+    agents: Sequence[AgentCalls],
+    exposures: Sequence[Exposure],
+    played: Sequence[PlayResult],
+    windows: Sequence[int],
 ) -> tuple[Guardrail, ...]:
     calls = np.array([one.calls for one in agents], float)
 
     def of_calls(measure: Measure, values: list[float]) -> Guardrail:
         return guard(measure, agent_outcomes(exposures, np.array(values, float), plays=calls))
 
-    def of_plays(measure: Measure, values: list[tuple[str, int, float]]) -> Guardrail:
-        return guard(measure, outcomes_of_plays(exposures, values, {}))
-
     failed = [(one.unit, one.stage, one.failed) for one in played if one.failed is not None]
+    lost = [(one.unit, one.stage, one.lost) for one in played]
     return (
         of_calls(BROKEN_OFF, [one.broken_off / one.calls for one in agents]),
         of_calls(CUT, [one.cut / one.calls for one in agents]),
-        of_plays(FAILED, failed),
-        of_plays(LOSSES, [(one.unit, one.stage, one.lost) for one in played]),
+        guard(FAILED, outcomes_of_plays(exposures, failed, {})),
+        guard(LOSSES, outcomes_of_plays(exposures, lost, {}, windows)),
         of_calls(MEDIAN, [one.median_ms for one in agents]),
         of_calls(P95, [one.p95_ms for one in agents]),
     )

@@ -5,23 +5,22 @@ import pytest
 
 from babylon.evaluation.experiment.agent_outcomes import AgentOutcomes, Exposure, outcomes_of_plays
 from babylon.evaluation.experiment.difference import difference
+from babylon.evaluation.experiment.guardrails import LOSSES, guard
 from babylon.evaluation.experiment.shared_luck import SharedLuck, shared_luck
-
-AGENTS = range(8)
 
 
 def played(
-    by_window: list[tuple[float, float]], *, own: float = 0.0, first: int = 0
+    by_window: list[tuple[float, float]], *, own: float = 0.0, agents: int = 8
 ) -> AgentOutcomes:
     """Every agent plays in every window for what the window brings to its arm, ``by_window``
     (champion, challenger), plus ``own`` luck with a sign that alternates by agent and window."""
-    exposures = [Exposure(unit=f"{a}", stage=0, challenger=a >= 4) for a in AGENTS]
+    exposures = [Exposure(unit=f"{a}", stage=0, challenger=a >= agents // 2) for a in range(agents)]
     plays, windows = [], []
     for window, arms in enumerate(by_window):
-        for agent in AGENTS:
+        for agent in range(agents):
             luck = own * (-1) ** (agent + window)
-            plays.append((f"{agent}", 0, arms[agent >= 4] + luck))
-            windows.append(first + window)
+            plays.append((f"{agent}", 0, arms[agent >= agents // 2] + luck))
+            windows.append(window)
     return outcomes_of_plays(exposures, plays, {}, windows)
 
 
@@ -81,6 +80,14 @@ def test_plays_of_a_window_count_as_one_when_they_are_alike() -> None:
     alone = luck_of(played([(0, 0)] * 20, own=1.0))
     assert alone.independent(160) == pytest.approx(160)
     assert SharedLuck().independent(7) == 7
+
+
+def test_heavy_losses_that_agents_share_break_no_guardrail_in_three_windows() -> None:
+    few = guard(LOSSES, played([(0, 1), (0, 1), (0, 0)]))
+    assert (few.state, few.change, few.low, few.high) == ("doubtful", pytest.approx(2 / 3), -1, 1)
+    assert guard(LOSSES, played([(0, 0)] * 3)).state == "passes"
+    assert guard(LOSSES, played([(0, 1), (0, 0)] * 4)).state == "doubtful"
+    assert guard(LOSSES, played([(0, 1)] * 10, agents=20)).state == "broken"
 
 
 def test_a_sum_of_variances_has_the_freedom_of_both() -> None:
