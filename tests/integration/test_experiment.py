@@ -87,7 +87,7 @@ async def test_luck_that_the_challengers_share_in_an_hour_proves_nothing(
     assert pnl(found).difference == pytest.approx(15)
     assert pnl(found).low + pnl(found).unseen < -30  # taken one by one, it would be above 0
     assert found.decision == "insufficient"
-    assert "share in a window is" in review_markdown(found)
+    assert "share in an hour is" in review_markdown(found)
 
 
 async def test_an_experiment_is_compared_with_a_game_in_another_database(

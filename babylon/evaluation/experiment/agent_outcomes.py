@@ -27,14 +27,14 @@ class Exposure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
-    """Outcomes by window: an entry ``[k]`` per window of each row of ``AgentOutcomes``.
+    """Outcomes by hour: an entry ``[k]`` per hour of each row of ``AgentOutcomes``.
 
-    ``row``: index of the row. ``window``: index of the window. ``plays``: number of plays.
+    ``row``: index of the row. ``hour``: index of the hour. ``plays``: number of plays.
     ``total``: sum of their outcomes.
     """
 
     row: Ints
-    window: Ints
+    hour: Ints
     plays: Floats
     total: Floats
 
@@ -45,7 +45,7 @@ class AgentOutcomes:
 
     ``unit``: index of the agent. ``mean``: mean over its ``plays`` in the stage. ``spread``: sum of
     their squared deviations from ``mean``. ``before``: the agent's mean before the experiment, NaN
-    if it has none. ``cells``: the same outcomes by window, None if they have none.
+    if it has none. ``cells``: the same outcomes by hour, None if they have none.
     """
 
     unit: Ints
@@ -69,7 +69,7 @@ class AgentOutcomes:
             mine = kept[cells.row]
             cells = Cells(
                 row=(np.cumsum(kept) - 1)[cells.row[mine]],
-                window=cells.window[mine],
+                hour=cells.hour[mine],
                 plays=cells.plays[mine],
                 total=cells.total[mine],
             )
@@ -90,14 +90,14 @@ def outcomes_of_plays(
     exposures: Sequence[Exposure],
     plays: Sequence[tuple[str, int, float]],
     before: dict[str, float],
-    windows: Sequence[int] | None = None,
+    hours: Sequence[int] | None = None,
 ) -> AgentOutcomes:
     """Average the plays of each exposure. Exposures without plays are left out.
 
     Args:
         plays: (unit, stage, outcome) of each; plays without an exposure are ignored.
         before: Mean before the experiment, by unit.
-        windows: The window of each play, as any number. Without them, all plays of an agent are
+        hours: The hour of each play, as any number. Without them, all plays of an agent are
             taken as independent of all others'.
     """
     known, index = _exposure_of(plays, exposures)
@@ -113,10 +113,10 @@ def outcomes_of_plays(
         plays=count[played],
         spread=spread[played],
     )
-    if windows is None:
+    if hours is None:
         return outcomes
     row = (np.cumsum(played) - 1)[index]  # exposures without plays are not among the outcomes
-    return replace(outcomes, cells=_cells(row, np.array(windows, np.int64)[known], values))
+    return replace(outcomes, cells=_cells(row, np.array(hours, np.int64)[known], values))
 
 
 def _exposure_of(
@@ -129,11 +129,11 @@ def _exposure_of(
     return known, index[known]
 
 
-def _cells(row: Ints, windows: Ints, values: Floats) -> Cells:
-    rows, window, cell = pairs(row, windows)
+def _cells(row: Ints, hours: Ints, values: Floats) -> Cells:
+    rows, hour, cell = pairs(row, hours)
     return Cells(
         row=rows,
-        window=window,
+        hour=hour,
         plays=np.bincount(cell).astype(float),
         total=np.bincount(cell, values).astype(float),
     )
@@ -161,9 +161,9 @@ def agent_outcomes(
     )
 
 
-def pairs(first: Ints, window: Ints) -> tuple[Ints, Ints, Ints]:
+def pairs(first: Ints, hour: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the distinct pairs in order, as two arrays, and the index of each element's pair."""
-    start = window.min(initial=0)
-    width = window.max(initial=0) - start + 1
-    keys, place = np.unique(first * width + (window - start), return_inverse=True)
+    start = hour.min(initial=0)
+    width = hour.max(initial=0) - start + 1
+    keys, place = np.unique(first * width + (hour - start), return_inverse=True)
     return keys // width, keys % width + start, place

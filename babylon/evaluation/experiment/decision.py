@@ -64,7 +64,9 @@ def _missing(evidence: Evidence, settings: ExperimentSettings) -> str:
                 " before promoting anything"
             )
     if evidence.pnl is None:
-        return "no stage with finished play of two agents in each arm, over four windows"
+        return (
+            "too little finished play: two agents in each arm, and four hours of play, are needed"
+        )
     agents = evidence.ratios[-1].champion + evidence.ratios[-1].challenger
     if agents < settings.min_agents:
         return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.min_agents}"

@@ -12,7 +12,7 @@ agent's history is fixed before its arm is drawn, so neither choice biases the d
 Variance: it is computed from each agent's influence on the difference, with all plays of an agent
 as one cluster and both arms together (Waudby-Smith et al., arXiv 2103.06476, section 3.1,
 randomised experiments). One sequence of the difference is tighter than two of the arms. Luck that
-the agents of an arm share in a window is added (``babylon.evaluation.experiment.shared_luck``).
+the agents of an arm share in an hour is added (``babylon.evaluation.experiment.shared_luck``).
 
 Time: agents arrive and continue to play, so the sequence's clock is not the number of agents but
 the information 1 / variance, in which such differences have independent increments (Scharfstein,
@@ -44,7 +44,7 @@ _LARGEST = 700.0  # exp of larger numbers overflows
 def difference(
     outcomes: AgentOutcomes, *, shares: bool = False, at_stake: float = 0.0
 ) -> Comparison | None:
-    """Compare the arms; None without a stage of two agents in each arm, or with too few windows.
+    """Compare the arms; None without a stage of two agents in each arm, or with too few hours.
 
     Args:
         shares: The outcomes are shares of a rare event. A few agents may all be at 0 by chance, so
@@ -74,7 +74,7 @@ def difference(
     # If all agents of an arm have the same outcome, the variance is only rounding error.
     if variance <= rounding**2:
         middle = middle if abs(middle) > rounding else 0.0
-        variance = plain = middle**2 * _alike_by_chance(influence, groups)
+        variance = plain = by_agent = middle**2 * _alike_by_chance(influence, groups)
         freedom = math.inf
     information = _information(outcomes, influence, variance, by_agent)
     half = 0.0

@@ -2,8 +2,8 @@
 
 Each is compared like P&L, by agent, with its own confidence sequence. It is broken if the whole
 interval lies beyond the bound. It is doubtful if only the centre does, which blocks a promotion.
-Heavy losses are luck of the market too, so they are compared by window as well. With too few
-windows they have no interval: they may be doubtful, but not broken.
+Heavy losses are luck of the market too, so they are compared by hour as well. With too
+few hours their interval is -1 to 1: they may be doubtful, but not broken.
 
 The sample ratio guards the comparison itself: the numbers of agents in the arms must match the
 split. If they do not, the arms are not random (a policy drives agents away, or the split is

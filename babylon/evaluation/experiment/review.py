@@ -13,7 +13,7 @@ from statistics import fmean
 import numpy as np
 
 from babylon.core.settings import ExperimentSettings, WindowSettings
-from babylon.core.windows import last_complete_window
+from babylon.core.windows import GAME_MINUTES, last_complete_window
 from babylon.evaluation.experiment.agent_outcomes import Exposure, agent_outcomes, outcomes_of_plays
 from babylon.evaluation.experiment.decision import Evidence, decide
 from babylon.evaluation.experiment.difference import difference
@@ -43,7 +43,7 @@ from babylon.store.experiments import (
     scores_of,
 )
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # a midnight, as the windows of a day begin with one
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 __all__ = ["Review", "review"]
 
@@ -93,7 +93,7 @@ async def _look(
     since = found.began_at - timedelta(hours=windows.lookback_hours)
     before = await _before(game, found, played, since)
     pnl = [(play.unit, play.stage, play.pnl_usd) for play in played]
-    outcomes = outcomes_of_plays(exposures, pnl, before, _numbers(played, windows))
+    outcomes = outcomes_of_plays(exposures, pnl, before, _hours(played))
     scores = await scores_of(connection, [play.trajectory_id for play in played])
     judged = [play for play in played if play.trajectory_id in scores]
     points = [(play.unit, play.stage, scores[play.trajectory_id]) for play in judged]
@@ -103,7 +103,7 @@ async def _look(
     with_play = _ratio([one for one in exposures if one.unit in measured], found)
     at_stake = fmean(play.balance_usd for play in played) if played else 0.0
     compared = difference(outcomes, at_stake=at_stake)
-    guardrails = _guardrails(agents, exposures, played, _numbers(played, windows))
+    guardrails = _guardrails(agents, exposures, played)
     hours = ((found.ended_at or now) - found.began_at) / timedelta(hours=1)
     evidence = Evidence(
         pnl=compared, ratios=(everybody, with_play), guardrails=guardrails, hours=hours
@@ -130,7 +130,7 @@ async def _look(
         raw_pnl=difference(
             replace(outcomes, before=np.full(len(outcomes.before), np.nan)), at_stake=at_stake
         ),
-        score=difference(outcomes_of_plays(exposures, points, {}, _numbers(judged, windows))),
+        score=difference(outcomes_of_plays(exposures, points, {}, _hours(judged))),
         guardrails=guardrails,
         excluded=dict(excluded),
     )
@@ -157,10 +157,12 @@ async def _played(
     return played, excluded
 
 
-def _numbers(played: Sequence[PlayResult], windows: WindowSettings) -> list[int]:
-    """Return the plays' windows, numbered in the order of time."""
-    length = timedelta(minutes=windows.minutes)
-    return [(play.start - EPOCH) // length for play in played]
+def _hours(played: Sequence[PlayResult]) -> list[int]:
+    """Return the plays' hours of the game, numbered in the order of time.
+
+    The game's markets end with its hours, however long the windows of training are.
+    """
+    return [(play.start - EPOCH) // timedelta(minutes=GAME_MINUTES) for play in played]
 
 
 async def _before(
@@ -191,7 +193,6 @@ def _guardrails(
     agents: Sequence[AgentCalls],
     exposures: Sequence[Exposure],
     played: Sequence[PlayResult],
-    windows: Sequence[int],
 ) -> tuple[Guardrail, ...]:
     calls = np.array([one.calls for one in agents], float)
 
@@ -204,7 +205,7 @@ def _guardrails(
         of_calls(BROKEN_OFF, [one.broken_off / one.calls for one in agents]),
         of_calls(CUT, [one.cut / one.calls for one in agents]),
         guard(FAILED, outcomes_of_plays(exposures, failed, {})),
-        guard(LOSSES, outcomes_of_plays(exposures, lost, {}, windows)),
+        guard(LOSSES, outcomes_of_plays(exposures, lost, {}, _hours(played))),
         of_calls(MEDIAN, [one.median_ms for one in agents]),
         of_calls(P95, [one.p95_ms for one in agents]),
     )

@@ -84,8 +84,8 @@ def _told(review: Review) -> Iterator[str]:
         )
         if review.pnl.shared > LEAST_SHARED:
             yield (
-                f"Luck that an arm's agents share in a window is {review.pnl.shared:.0%} of the"
-                " variance: more windows tell more than more agents."
+                f"Luck that an arm's agents share in an hour is {review.pnl.shared:.0%} of the"
+                " variance: more hours tell more than more agents."
             )
         if review.pnl.unseen:
             yield (

@@ -16,7 +16,7 @@ class Comparison:
     ``explained``: share of the difference's variance that play before the experiment explains.
     ``information``: number of independent plays, half in each arm, with the same variance.
     ``unseen``: what ``low`` is lower by, for a loss that is too rare to have been seen.
-    ``shared``: share of the variance that comes from luck that an arm's agents share in a window.
+    ``shared``: share of the variance that comes from luck that an arm's agents share in an hour.
     """
 
     champion: float

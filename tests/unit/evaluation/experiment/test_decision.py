@@ -37,7 +37,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("rollback", {"pnl": WORSE, "hours": 0.1}, "worse than the champion"),
     ("insufficient", {"pnl": pnl(-9, -1)}, "not yet clear"),  # within what is tolerated
     ("insufficient", {"hours": 2.9}, "only 2.9 h old"),
-    ("insufficient", {"pnl": None}, "no stage with finished play"),
+    ("insufficient", {"pnl": None}, "too little finished play"),
     ("insufficient", {"ratios": [sample_ratio([0.5] * 39, 20)] * 2}, "AB_MIN_AGENTS=40"),
     ("insufficient", {"ratios": [sample_ratio([0.5] * 39, 20), FINE], "hours": 2}, "only 2.0 h"),
     ("insufficient", {"ratios": [sample_ratio([0.5] * 400, 130), FINE]}, "ratio broken: 130"),

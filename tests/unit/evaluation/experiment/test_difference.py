@@ -198,3 +198,14 @@ def test_two_agents_of_one_outcome_prove_less_than_twenty() -> None:
     few, many = (compare(arms([0.0] * (40 - n), [5.0] * n)) for n in (2, 20))
     assert few.difference == many.difference == 5
     assert few.low < 0 < many.low and few.explained == many.explained == 0
+
+
+@pytest.mark.parametrize("outcomes", [(0.1, 0.3), (0.25, 0.5)])
+def test_arms_without_variance_have_an_interval_of_their_size(
+    outcomes: tuple[float, float],
+) -> None:
+    """A mean of seven times 0.1 is not 0.1, and that error is no variance."""
+    exposures = [Exposure(unit=f"{i}", stage=0, challenger=i % 2 == 0) for i in range(40)]
+    plays = [(f"{i}", 0, outcomes[i % 2 == 0]) for i in range(40) for _ in range(7)]
+    found = compare(outcomes_of_plays(exposures, plays, {}))
+    assert 0 < found.low < found.difference < found.high < 1

@@ -63,7 +63,7 @@ class Fleet:
     """Standard deviation of luck that all agents of an arm share in a window."""
     lasts: float = 0.0
     """Correlation of that luck in two windows in sequence."""
-    by_window: bool = True
+    by_hour: bool = True
 
     def looks(self, seed: int) -> Iterator[AgentOutcomes]:
         random = np.random.default_rng([seed, self.agents])
@@ -95,7 +95,7 @@ class Fleet:
             agent, window = np.nonzero(active[:, :look])
             cells = Cells(
                 row=rows[agent, np.searchsorted(bounds, window, side="right") - 1],
-                window=window,
+                hour=window,
                 plays=np.ones(len(agent)),
                 total=values[agent, window],
             )
@@ -107,7 +107,7 @@ class Fleet:
                 plays=n,
                 spread=np.maximum(squares[unit, stage] - n * mean**2, 0.0),
                 before=before[unit],
-                cells=cells if self.by_window else None,
+                cells=cells if self.by_hour else None,
             )
 
 
@@ -186,7 +186,7 @@ ALIKE = [
 def test_arms_whose_agents_win_and_lose_together_rarely_differ(fleet: Fleet) -> None:
     found = ends(fleet, WORLDS, ours)
     assert found["promote"] + found["rollback"] <= 0.1 * WORLDS
-    assert ends(replace(fleet, by_window=False), WORLDS, ours)["insufficient"] < 0.7 * WORLDS
+    assert ends(replace(fleet, by_hour=False), WORLDS, ours)["insufficient"] < 0.7 * WORLDS
 
 
 def test_shared_luck_that_lasts_is_counted_as_fewer_windows() -> None:
