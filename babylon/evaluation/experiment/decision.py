@@ -14,6 +14,7 @@ from babylon.evaluation.experiment.review_records import (
     Guardrail,
     SampleRatio,
 )
+from babylon.evaluation.experiment.shared_luck import FEWEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,7 @@ def _missing(evidence: Evidence, settings: ExperimentSettings) -> str:
                 " before promoting anything"
             )
     if evidence.pnl is None:
-        return (
-            "too little finished play: two agents in each arm, and four hours of play, are needed"
-        )
+        return f"too little finished play: it takes two agents in each arm and {FEWEST} equal hours"
     agents = evidence.ratios[-1].champion + evidence.ratios[-1].challenger
     if agents < settings.min_agents:
         return f"{agents} agents with finished play: AB_MIN_AGENTS={settings.min_agents}"

@@ -185,7 +185,7 @@ ALIKE = [
 @pytest.mark.parametrize("fleet", ALIKE)
 def test_arms_whose_agents_win_and_lose_together_rarely_differ(fleet: Fleet) -> None:
     found = ends(fleet, WORLDS, ours)
-    assert found["promote"] + found["rollback"] <= 0.1 * WORLDS
+    assert found["promote"] + found["rollback"] <= 0.05 * WORLDS
     assert ends(replace(fleet, by_hour=False), WORLDS, ours)["insufficient"] < 0.7 * WORLDS
 
 

@@ -45,10 +45,10 @@ def test_luck_of_an_arm_by_hand() -> None:
     assert found.by_hour == pytest.approx(1 / 3)
     assert found.freedom == pytest.approx(3)
     assert found.hours == 4
-    assert found.excess == pytest.approx(1 / 3 - 16 * (1 / 16) ** 2)  # minus the cells'
+    assert found.excess == pytest.approx(1 / 3 - 16 * (1 / 16) ** 2)  # minus that by cell
 
 
-def test_what_a_hour_brings_to_both_arms_is_no_luck_of_one() -> None:
+def test_what_an_hour_brings_to_both_arms_is_no_luck_of_one() -> None:
     found = luck_of(played([(5, 5), (-5, -5), (3, 3), (-3, -3)], own=1.0))
     assert found.by_hour == pytest.approx(0, abs=1e-12)
     assert found.excess == 0
@@ -75,7 +75,7 @@ def test_three_hours_say_too_little_of_shared_luck() -> None:
     assert difference(played([(0, 1), (0, 2), (0, 3), (0, 1)], own=1.0)) is not None
 
 
-def test_plays_of_a_hour_count_as_one_when_they_are_alike() -> None:
+def test_plays_of_an_hour_count_as_one_when_they_are_alike() -> None:
     alike = luck_of(played([(0, 1), (0, -1), (0, -1), (0, 1)] * 5))
     assert alike.independent(160) == 20  # the hours
     alone = luck_of(played([(0, 0)] * 20, own=1.0))
